@@ -9,7 +9,7 @@ void install_cancel_handlers();
 bool cancel_requested() noexcept;
 /// Throws Interrupted when the flag is up. Call it at least once per layer and per 512 tokens.
 void check_cancel();
-/// For tests.
+/// As if a signal had come.
 void set_cancel(bool on) noexcept;
 
 }  // namespace lode

@@ -40,6 +40,21 @@ void Communicator::exchange(std::span<const std::span<const std::byte>> out,
     sent_.bytes += std::ssize(message);
   }
   transfer(others, into);
+  if (!abandoned_.empty()) throw Abandoned();
+}
+
+void Communicator::note_abandoned(int rank) {
+  abandoned_.resize(at(size()));
+  abandoned_[at(rank)] = true;
+}
+
+bool Communicator::has_abandoned(int rank) const {
+  return !abandoned_.empty() && abandoned_[at(rank)];
+}
+
+void Communicator::abandon() {
+  drop_messages();
+  abandoned_.clear();
 }
 
 void Communicator::all_gather(std::span<const std::span<std::byte>> parts) {

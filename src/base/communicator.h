@@ -3,16 +3,31 @@
 // else. cluster/mpi.h carries them between processes and machines, cluster/local_ranks.h between threads of one process.
 //
 // All ranks call the same collective operations in the same order. What goes wrong on one ends the call on all
-// others with its reason: a RunError that names the rank.
+// others with its reason: a RankLost that names the rank. Ranks that are to go on after that use base/unison.h.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "lodestone/error.h"
+
 namespace lode {
+
+/// Another rank is heard no more or has given up: the ranks do nothing together from now on.
+class RankLost : public RunError {
+ public:
+  using RunError::RunError;
+};
+
+/// Another rank has called Communicator::abandon, and so must this one.
+class Abandoned : public std::exception {
+ public:
+  const char* what() const noexcept override { return "another rank has abandoned what all do together"; }
+};
 
 /// Messages that one rank has sent to others.
 struct Traffic {
@@ -35,6 +50,8 @@ class Communicator {
   virtual int size() const = 0;
   /// Tells the others why this rank gives up. What they wait for ends with it.
   virtual void fail(const std::string& reason) noexcept = 0;
+  /// RankLost when another rank is known to be lost. Exchanges look by themselves.
+  virtual void expect_alive() = 0;
 
   /// Sends out[r] to rank r and receives its message into in[r], whose size is what r sends. Empty ones are not
   /// sent. Returns when all have come.
@@ -52,13 +69,26 @@ class Communicator {
   /// Returns when all ranks have called it.
   void barrier();
 
+  /// Ends what all ranks do together in the middle of it: where another rank waits for this one its call throws
+  /// Abandoned, and it calls this, too. Messages under way are dropped. Returns when all ranks have called it; what
+  /// they say next is of something new.
+  void abandon();
+
   const Traffic& sent() const { return sent_; }
 
+ protected:
+  /// Of a rank that has abandoned what all do, its last message is empty: no other message is.
+  void note_abandoned(int rank);
+  bool has_abandoned(int rank) const;
+
  private:
-  /// The exchange with other ranks; out[rank()] and in[rank()] are empty.
+  /// The exchange with other ranks; out[rank()] and in[rank()] are empty. Notes who has abandoned it.
   virtual void transfer(std::span<const std::span<const std::byte>> out,
                         std::span<const std::span<std::byte>> in) = 0;
+  /// Sends an empty message to every other rank, and drops what each sends until its own.
+  virtual void drop_messages() = 0;
   Traffic sent_;
+  std::vector<bool> abandoned_;  // [size()], or empty: no rank has
 };
 
 /// Consecutive items [begin, end) of `count` that one of `size` ranks has: as many as the others, give or take

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a launcher says of the processes that it starts.
+#include <algorithm>
 #include <cstdlib>
 
 #include "cluster/mpi.h"
@@ -18,6 +19,12 @@ int started_rank() {
   for (const char* const name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"})
     if (const char* const rank = std::getenv(name); rank != nullptr) return std::atoi(rank);
   return 0;
+}
+
+std::optional<double> seconds_to_kill() {
+  if (std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr) return std::nullopt;
+  const char* const wanted = std::getenv("OMPI_MCA_odls_base_sigkill_timeout");
+  return wanted != nullptr ? std::max(0.0, std::atof(wanted)) : 1.0;
 }
 
 }  // namespace lode

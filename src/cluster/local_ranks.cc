@@ -47,7 +47,29 @@ class LocalCommunicator final : public Communicator {
     shared_.changed.notify_all();
   }
 
+  void expect_alive() override {
+    const std::lock_guard lock(shared_.mutex);
+    if (shared_.failed_rank >= 0) throw lost();
+  }
+
  private:
+  RankLost lost() const { return RankLost(fmt::format("rank {}: {}", shared_.failed_rank, shared_.failure)); }
+
+  /// The next message of a rank, once it is there. Under the lock.
+  Message next(std::unique_lock<std::mutex>& lock, std::size_t from) {
+    std::deque<Message>& queue = shared_.queue(from, static_cast<std::size_t>(rank_));
+    const bool came = shared_.changed.wait_for(
+        lock, patience_, [&] { return !queue.empty() || shared_.failed_rank >= 0 || cancel_requested(); });
+    check_cancel();
+    if (queue.empty() && shared_.failed_rank >= 0) throw lost();
+    if (!came)
+      throw RankLost(
+          fmt::format("rank {} has given no sign of life for {} ms: ended", from, patience_.count()));
+    Message message = std::move(queue.front());
+    queue.pop_front();
+    return message;
+  }
+
   void transfer(std::span<const std::span<const std::byte>> out,
                 std::span<const std::span<std::byte>> in) override {
     const auto self = static_cast<std::size_t>(rank_);
@@ -56,20 +78,26 @@ class LocalCommunicator final : public Communicator {
       if (!out[r].empty()) shared_.queue(self, r).emplace_back(out[r].begin(), out[r].end());
     shared_.changed.notify_all();
     for (std::size_t r = 0; r < in.size(); ++r) {
-      if (in[r].empty()) continue;
-      std::deque<Message>& queue = shared_.queue(r, self);
-      const bool came = shared_.changed.wait_for(
-          lock, patience_, [&] { return !queue.empty() || shared_.failed_rank >= 0 || cancel_requested(); });
-      check_cancel();
-      if (queue.empty() && shared_.failed_rank >= 0)
-        throw RunError(fmt::format("rank {}: {}", shared_.failed_rank, shared_.failure));
-      if (!came)
-        throw RunError(
-            fmt::format("rank {} has given no sign of life for {} ms: ended", r, patience_.count()));
-      LODE_ASSERT(queue.front().size() == in[r].size());
-      std::memcpy(in[r].data(), queue.front().data(), in[r].size());
-      queue.pop_front();
+      if (in[r].empty() || has_abandoned(static_cast<int>(r))) continue;
+      const Message message = next(lock, r);
+      if (message.empty()) {
+        note_abandoned(static_cast<int>(r));
+        continue;
+      }
+      LODE_ASSERT(message.size() == in[r].size());
+      std::memcpy(in[r].data(), message.data(), message.size());
     }
+  }
+
+  void drop_messages() override {
+    const auto self = static_cast<std::size_t>(rank_);
+    std::unique_lock lock(shared_.mutex);
+    for (std::size_t r = 0; r < shared_.ranks; ++r)
+      if (r != self) shared_.queue(self, r).emplace_back();
+    shared_.changed.notify_all();
+    for (int r = 0; r < size(); ++r)
+      while (r != rank_ && !has_abandoned(r))
+        if (next(lock, static_cast<std::size_t>(r)).empty()) note_abandoned(r);
   }
 
   Exchange& shared_;

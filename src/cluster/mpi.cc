@@ -126,7 +126,7 @@ class Liveness {
 
   [[noreturn]] void fail_for(const std::string& why) {
     other_failed_ = true;
-    throw RunError(why);
+    throw RankLost(why);
   }
   void listen(int r) {
     Peer& peer = peers_[static_cast<std::size_t>(r)];
@@ -230,6 +230,7 @@ class MpiRanks final : public Ranks {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   void fail(const std::string& reason) noexcept override { liveness_->fail(reason); }
+  void expect_alive() override { liveness_->expect_all_alive(); }
   bool other_failed() const override { return liveness_->other_failed(); }
 
   void finish() override {
@@ -250,23 +251,78 @@ class MpiRanks final : public Ranks {
   }
 
  private:
+  /// Messages under way, and of those that are to come, whose they are.
+  struct Underway {
+    std::vector<MPI_Request> requests;
+    std::vector<int> from;             // [requests] -1: this rank's own
+    std::vector<int> done;             // scratch
+    std::vector<MPI_Status> statuses;  // scratch
+
+    /// Room for so many: where memory ends, it ends before one is under way whose bytes would go.
+    explicit Underway(std::size_t most) : done(most), statuses(most) {
+      requests.reserve(most);
+      from.reserve(most);
+    }
+    MPI_Request* add(int rank) {
+      from.push_back(rank);
+      return &requests.emplace_back(MPI_REQUEST_NULL);
+    }
+  };
+
   void transfer(std::span<const std::span<const std::byte>> out,
                 std::span<const std::span<std::byte>> in) override {
-    std::vector<MPI_Request> requests;
+    std::size_t most = 0;
+    for (const auto& message : out) most += pieces_in(message.size());
+    for (const auto& message : in) most += pieces_in(message.size());
+    Underway underway(most);
     for (int r = 0; r < size_; ++r)
       in_pieces(in[static_cast<std::size_t>(r)], [&](std::span<std::byte> piece) {
         check(MPI_Irecv(piece.data(), static_cast<int>(piece.size()), MPI_BYTE, r, kMessageTag,
-                        MPI_COMM_WORLD, &requests.emplace_back(MPI_REQUEST_NULL)),
+                        MPI_COMM_WORLD, underway.add(r)),
               "a receive");
       });
     for (int r = 0; r < size_; ++r)
       in_pieces(out[static_cast<std::size_t>(r)], [&](std::span<const std::byte> piece) {
         check(MPI_Isend(piece.data(), static_cast<int>(piece.size()), MPI_BYTE, r, kMessageTag,
-                        MPI_COMM_WORLD, &requests.emplace_back(MPI_REQUEST_NULL)),
+                        MPI_COMM_WORLD, underway.add(-1)),
               "a send");
       });
-    wait_for(requests);
+    wait_for(underway);
   }
+
+  void drop_messages() override {
+    Underway underway(static_cast<std::size_t>(size_));
+    for (int r = 0; r < size_; ++r)
+      if (r != rank_)
+        check(MPI_Isend(nullptr, 0, MPI_BYTE, r, kMessageTag, MPI_COMM_WORLD, underway.add(-1)), "a send");
+    std::vector<std::byte> dropped;
+    for (int r = 0; r < size_; ++r) {
+      while (r != rank_ && !has_abandoned(r)) {
+        dropped.resize(size_of_next(r));
+        Underway one(1);
+        check(MPI_Irecv(dropped.data(), static_cast<int>(dropped.size()), MPI_BYTE, r, kMessageTag,
+                        MPI_COMM_WORLD, one.add(r)),
+              "a receive");
+        wait_for(one);
+      }
+    }
+    wait_for(underway);
+  }
+
+  /// Bytes of a rank's next message, once it has begun to come.
+  std::size_t size_of_next(int rank) {
+    int bytes = 0;
+    wait_until([&] {
+      int there = 0;
+      MPI_Status status;
+      check(MPI_Iprobe(rank, kMessageTag, MPI_COMM_WORLD, &there, &status), "a look for a message");
+      if (there != 0) check(MPI_Get_count(&status, MPI_BYTE, &bytes), "a message's size");
+      return there != 0;
+    });
+    return static_cast<std::size_t>(bytes);
+  }
+
+  static std::size_t pieces_in(std::size_t bytes) { return (bytes + kLargestPiece - 1) / kLargestPiece; }
 
   template <class Byte>
   static void in_pieces(std::span<Byte> message, const auto& body) {
@@ -274,25 +330,50 @@ class MpiRanks final : public Ranks {
       body(message.subspan(at, std::min(kLargestPiece, message.size() - at)));
   }
 
-  /// Polls, so that a rank that is heard no more is noticed; gives its core to others the longer it takes. It yields
-  /// only where ranks outnumber cores, so that the one that is awaited may run: where other programs run, each yield
-  /// costs milliseconds, many times a message (docs/results/cluster.md). When it throws, buffers of requests under
-  /// way may go: the process ends then, and MPI with it.
-  void wait_for(std::vector<MPI_Request>& requests) {
+  /// When it throws, buffers of requests under way may go: the process ends then, and MPI with it.
+  void wait_for(Underway& underway) {
+    wait_until([&] {
+      int count = 0;
+      check(MPI_Testsome(static_cast<int>(underway.requests.size()), underway.requests.data(), &count,
+                         underway.done.data(), underway.statuses.data()),
+            "a message");
+      for (std::size_t i = 0; count != MPI_UNDEFINED && i < static_cast<std::size_t>(count); ++i)
+        look_at(underway, static_cast<std::size_t>(underway.done[i]), underway.statuses[i]);
+      return std::ranges::all_of(underway.requests, [](MPI_Request r) { return r == MPI_REQUEST_NULL; });
+    });
+  }
+
+  /// A message that is done. Behind an empty one nothing comes of what else was expected of that rank.
+  void look_at(Underway& underway, std::size_t request, const MPI_Status& status) {
+    const int rank = underway.from[request];
+    int bytes = 0;
+    if (rank < 0) return;
+    check(MPI_Get_count(&status, MPI_BYTE, &bytes), "a message's size");
+    if (bytes > 0) return;
+    note_abandoned(rank);
+    for (std::size_t i = 0; i < underway.requests.size(); ++i) {
+      if (underway.from[i] != rank || underway.requests[i] == MPI_REQUEST_NULL) continue;
+      check(MPI_Cancel(&underway.requests[i]), "an end of waiting");
+      check(MPI_Wait(&underway.requests[i], MPI_STATUS_IGNORE), "an end of waiting");
+    }
+  }
+
+  /// Polls, so that a rank that is heard no more is noticed; gives its core to others the longer it takes, for those
+  /// that wait for work by the hour most of all. It yields only where ranks outnumber cores, so that the one that is
+  /// awaited may run: where other programs run, each yield costs milliseconds, many times a message
+  /// (docs/results/cluster.md).
+  void wait_until(const auto& done) {
     const auto eager = std::chrono::microseconds(crowded_ ? 20'000 : 200);
     const auto start = Clock::now();
-    for (int naps = 0;;) {
-      int done = 0;
-      check(MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, MPI_STATUSES_IGNORE),
-            "a message");
-      if (done != 0) return;
+    for (int naps = 0; !done();) {
       if (Clock::now() - start < eager) {
         if (crowded_) std::this_thread::yield();
         continue;
       }
       liveness_->expect_all_alive();
       check_cancel();
-      std::this_thread::sleep_for(std::chrono::microseconds(std::min(500, 20 + naps++)));
+      const int longest = Clock::now() - start < std::chrono::seconds(2) ? 500 : 5000;
+      std::this_thread::sleep_for(std::chrono::microseconds(std::min(longest, 20 + naps++)));
     }
   }
 

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/communicator.h"
@@ -27,6 +28,8 @@ class Ranks : public Communicator {
 bool several_started();
 /// This process's number among them, known before it has joined the others.
 int started_rank();
+/// Seconds that mpirun leaves its processes between its SIGTERM and its SIGKILL; none where it has not started this one.
+std::optional<double> seconds_to_kill();
 /// InputError in a build without MPI, with what to install.
 std::unique_ptr<Ranks> connect_ranks(std::chrono::milliseconds patience);
 

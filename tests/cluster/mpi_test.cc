@@ -23,6 +23,7 @@
 #include "lodestone/scheduler.h"
 #include "support/compare.h"
 #include "support/ranks_text.h"
+#include "support/unison_cases.h"
 
 namespace lode {
 namespace {
@@ -71,6 +72,10 @@ TEST_F(Mpi, LongMessagesAndShortOnesArrive) {
     for (std::size_t r = 0; r < all.size(); ++r)
       EXPECT_EQ(all[r], std::string(bytes, static_cast<char>('a' + r))) << r;
   }
+}
+
+TEST_F(Mpi, ARankThatFailsEndsWhatAllDoAndTheyGoOn) {
+  test::fail_everywhere_and_go_on(*ranks_);
 }
 
 TEST_F(Mpi, ATextInShardsAnswersAsOneProcessDoes) {
