@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "cli.h"
 #include "cluster/rank_prefill.h"
+#include "cluster/save_shards.h"
 #include "engine/automatic.h"
 #include "engine/context.h"
 #include "engine/context_file.h"
@@ -398,24 +399,6 @@ SharedReading read_for_ranks(const IndexFlags& flags, const Model& model, const 
   return shared;
 }
 
-/// Each rank writes its shard; when all are there, rank 0 writes the file that lists them. Until then nothing has
-/// changed for who opens it, and what was written goes again if that fails.
-void save_over_ranks(const Context& context, const IndexFlags& flags, const Attachments& attachments) {
-  Ranks& all = *ranks();
-  const std::string id = all.broadcast(new_shard_id(flags.output));
-  const ShardSet set = shards_for(flags.output, id, context.tokens(), all.size());
-  try {
-    save_shard(context, flags.output, set, static_cast<std::size_t>(all.rank()));
-    all.barrier();
-    if (all.rank() == 0) save_context(context, flags.output, source_of(context).text, attachments, set);
-  } catch (...) {
-    if (all.rank() == 0) remove_shards(flags.output, set, RemovedShards::these);
-    throw;
-  }
-  if (all.rank() == 0) remove_shards(flags.output, set, RemovedShards::all_others);
-  all.barrier();
-}
-
 Json index_over_ranks(const IndexFlags& flags) {
   const std::vector<Spec> specs = parse_specs(flags.specs);
   if (specs.empty() && !flags.common.quiet)
@@ -431,13 +414,13 @@ Json index_over_ranks(const IndexFlags& flags) {
   auto start = std::chrono::steady_clock::now();
   Progress progress("prefill", tokens, "tokens", flags.common.progress(), Progress::Cost::growing);
   Context context = read_over_ranks(model, options, shared.reading.tokens, specs, *ranks(),
-                                    [&](std::int64_t done) { progress.at(done); });
+                                    {.chunk_done = [&](std::int64_t done) { progress.at(done); }});
   const double prefill_seconds = seconds_since(start);
   start = std::chrono::steady_clock::now();
   build(context, flags, specs.size());
   const double build_seconds = seconds_since(start);
   set_source(context, std::move(shared.source), shared.reading.first_token);
-  save_over_ranks(context, flags, shared.reading.attachments);
+  save_shards(context, flags.output, shared.reading.attachments, *ranks());
   std::array<std::int64_t, 3> sums = {ranks()->sent().messages, ranks()->sent().bytes, context.index_bytes()};
   ranks()->sum(sums);
   return {{"file", flags.output},

@@ -20,7 +20,7 @@ RankReader::RankReader(std::shared_ptr<const Model> model)
 void RankReader::read(std::span<const TokenId> tokens, std::span<const Spec> methods,
                       const ContextOptions& options, const std::function<void(std::int64_t)>& progress) {
   document_.reset();
-  Context context = read_over_ranks(model_, options, tokens, methods, *ranks(), progress);
+  Context context = read_over_ranks(model_, options, tokens, methods, *ranks(), {.chunk_done = progress});
   context.build_indexes();
   document_ = lode::Document::Impl::share(std::move(context), {}, {});
   share_out(*document_, *ranks());

@@ -131,9 +131,16 @@ void expect_no_listeners(const Context::Impl& c) {
 /// Reads this rank's pieces; their rows follow each other in the store.
 class PieceReader {
  public:
-  PieceReader(Context::Impl& c, const PrefillPlan& plan, Communicator& ranks)
-      : c_(c), plan_(plan), rank_(ranks.rank()), attention_(ranks, plan), rows_(shape(c, plan, rank_)) {}
-  void read(std::span<const TokenId> tokens, const std::function<void(std::int64_t)>& progress);
+  PieceReader(Context::Impl& c, const PrefillPlan& plan, Communicator& ranks, const PrefillWatch& watch)
+      : c_(c),
+        plan_(plan),
+        rank_(ranks.rank()),
+        watch_(watch),
+        attention_(ranks, plan),
+        rows_(shape(c, plan, rank_)) {
+    if (watch.layer_done) hooks_.layer_done = [&watch](int, std::span<const float>) { watch.layer_done(); };
+  }
+  void read(std::span<const TokenId> tokens);
   const KvStore& rows() const { return rows_; }
 
  private:
@@ -149,18 +156,20 @@ class PieceReader {
   Context::Impl& c_;
   const PrefillPlan& plan_;
   const int rank_;
+  const PrefillWatch& watch_;
   PrefillAttention attention_;
   KvStore rows_;
+  ForwardHooks hooks_;
 };
 
-void PieceReader::read(std::span<const TokenId> tokens, const std::function<void(std::int64_t)>& progress) {
+void PieceReader::read(std::span<const TokenId> tokens) {
   rows_.expect(rows_.shape().max_tokens);
   for (std::int64_t chunk = 0; chunk < plan_.chunks(); ++chunk) {
     const Share piece = plan_.piece_of(chunk, rank_);
     attention_.begin(chunk);
     forward(tokens.subspan(static_cast<std::size_t>(piece.begin), static_cast<std::size_t>(piece.count())),
             piece.begin);
-    if (progress) progress(plan_.chunk_at(chunk).end);
+    if (watch_.chunk_done) watch_.chunk_done(plan_.chunk_at(chunk).end);
   }
 }
 
@@ -172,8 +181,11 @@ void PieceReader::forward(std::span<const TokenId> piece, std::int64_t begin) {
       {.type = c_.options.kv_type, .rows = begin - rows_.tokens(), .d = c_.config.head_dim});
   const SequenceTokens sequence = {.tokens = piece, .kv = &rows_, .document = elsewhere};
   ForwardWork work;
-  const Step step = {
-      .sequences = {&sequence, 1}, .phase = Phase::context, .work = {&work, 1}, .distributed = &attention_};
+  const Step step = {.sequences = {&sequence, 1},
+                     .phase = Phase::context,
+                     .hooks = hooks_.layer_done ? &hooks_ : nullptr,
+                     .work = {&work, 1},
+                     .distributed = &attention_};
   std::vector<float> no_logits;
   c_.llama.forward(step, c_.rope, LogitRows::none, no_logits);
 }
@@ -272,7 +284,7 @@ Share PrefillPlan::piece_of(std::int64_t index, int rank) const {
 
 Context read_over_ranks(std::shared_ptr<const Model> model, const ContextOptions& options,
                         std::span<const TokenId> tokens, std::span<const Spec> methods, Communicator& ranks,
-                        const std::function<void(std::int64_t)>& progress) {
+                        const PrefillWatch& watch) {
   expect_model(model->config());
   if (options.device == Device::cuda)
     throw InputError("over several ranks: expected --device cpu, found cuda");
@@ -286,8 +298,8 @@ Context read_over_ranks(std::shared_ptr<const Model> model, const ContextOptions
   for (const Spec& spec : methods) context.attach(spec);
   expect_no_listeners(c);
   const PrefillPlan plan = {.tokens = std::ssize(tokens), .chunk = c.options.chunk, .ranks = ranks.size()};
-  PieceReader reader(c, plan, ranks);
-  reader.read(tokens, progress);
+  PieceReader reader(c, plan, ranks, watch);
+  reader.read(tokens);
   move_rows(reader.rows(), plan, ranks, c.kv);
   c.ids.assign(tokens.begin(), tokens.end());
   return context;

@@ -28,10 +28,16 @@ struct PrefillPlan {
   Share piece_of(std::int64_t chunk, int rank) const;
 };
 
+/// Who is told how far a reading is, on all ranks at the same places.
+struct PrefillWatch {
+  std::function<void(std::int64_t tokens)> chunk_done = {};  ///< with the tokens that are read
+  std::function<void()> layer_done = {};                     ///< of a chunk
+};
+
 /// A context of the text in which this rank has its share of the rows (token_share) and of the methods' indexes.
 /// InputError for a text of fewer tokens than ranks, and for models and methods that ranks cannot share.
 Context read_over_ranks(std::shared_ptr<const Model> model, const ContextOptions& options,
                         std::span<const TokenId> tokens, std::span<const Spec> methods, Communicator& ranks,
-                        const std::function<void(std::int64_t tokens)>& progress = {});
+                        const PrefillWatch& watch = {});
 
 }  // namespace lode
