@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <future>
 #include <memory>
@@ -25,6 +26,7 @@
 namespace lode {
 
 struct ReadPrompt;  // engine/sequence.h
+class Unison;       // base/unison.h
 
 /// Keeps what a request left behind its document, so that the next one of a conversation reads only the tokens that
 /// are new. One request at a time uses it. Its keys and values come on top of SchedulerOptions::memory.
@@ -118,6 +120,9 @@ struct SchedulerOptions {
       0;  ///< bytes of keys and values that sequences may hold; 0 = half of what the device has free
   std::int64_t chunk = 0;       ///< tokens of a prompt or document in one step; 0 = what suits the device
   Device device = Device::cpu;  ///< of requests without a document; `memory` is the GPU's for those on one
+  /// Of ranks that share documents. The scheduler then has no threads: on all ranks alike, one thread calls take_in(),
+  /// cancel() and step(). null: it works by itself.
+  Unison* ranks = nullptr;
 };
 
 struct SchedulerStats {
@@ -149,6 +154,14 @@ class Scheduler {
 
   SchedulerStats stats() const;
   const std::shared_ptr<const Model>& model() const;
+
+  // Over ranks (SchedulerOptions::ranks); submit() is for one thread at a time then.
+  /// A request that was submitted takes part from now on.
+  void take_in(std::uint64_t id);
+  /// Runs a step of those that take part, if there are any.
+  void step();
+  /// Ends all requests: the ranks can do nothing together any more.
+  void fail(const std::exception_ptr& why);
 
  private:
   struct Impl;

@@ -126,10 +126,11 @@ std::exception_ptr reason_of(const BatchRow& row) {
 
 }  // namespace
 
-BatchRunner::BatchRunner(std::shared_ptr<const Model> model, std::int64_t tail_bytes)
+BatchRunner::BatchRunner(std::shared_ptr<const Model> model, std::int64_t tail_bytes, Unison* unison)
     : model_(std::move(model)),
       llama_(model_->config(), model_->impl().weights, model_->pool()),
-      tail_bytes_(tail_bytes) {}
+      tail_bytes_(tail_bytes),
+      unison_(unison) {}
 
 void BatchRunner::run(std::span<BatchRow> rows) {
   std::vector<BatchRow*> on_cpu, on_gpu;
@@ -146,6 +147,8 @@ void BatchRunner::run_or_find_fault(std::span<BatchRow* const> rows, std::vector
     return step(rows);
   } catch (const Interrupted&) {
     throw;
+  } catch (const RankLost&) {
+    throw;
   } catch (...) {
     if (rows.size() == 1) rows.front()->error = reason_of(*rows.front());
   }
@@ -159,6 +162,8 @@ void BatchRunner::run_or_find_fault(std::span<BatchRow* const> rows, std::vector
         logits = {};
       }
     } catch (const Interrupted&) {
+      throw;
+    } catch (const RankLost&) {
       throw;
     } catch (...) {
       rows[i]->error = reason_of(*rows[i]);
@@ -194,15 +199,18 @@ void run_in_place(BatchRow& row) {
 }
 
 void BatchRunner::run_together(std::span<BatchRow* const> rows) {
-  std::vector<Group> groups = groups_of(rows);
-  std::vector<Step> steps;
+  std::vector<Group> groups;
   std::vector<BatchRow*> order;
-  for (Group& group : groups) {
-    steps.push_back(step_of(group));
-    order.insert(order.end(), group.rows.begin(), group.rows.end());
-  }
   try {
-    llama_.forward(steps, logits_);
+    run_alike(unison_, [&] {
+      std::vector<Step> steps;
+      groups = groups_of(rows);
+      for (Group& group : groups) {
+        steps.push_back(step_of(group));
+        order.insert(order.end(), group.rows.begin(), group.rows.end());
+      }
+      llama_.forward(steps, logits_);
+    });
   } catch (...) {  // selectors may have seen tokens that do not count
     for (BatchRow* const row : rows) row->sequence->roll_back(row->sequence->tokens());
     throw;

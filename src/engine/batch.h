@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "base/unison.h"
 #include "engine/sequence.h"
 #include "gpu/batch_backend.h"
 #include "model/llama.h"
@@ -49,10 +50,12 @@ ModelOnGpu put_on_gpu(const Model& model, DType kv_type);
 class BatchRunner {
  public:
   /// `tail_bytes`: of GPU memory for the tokens of sequences whose documents are there; 0 = half of what is free.
-  explicit BatchRunner(std::shared_ptr<const Model> model, std::int64_t tail_bytes = 0);
+  /// `unison`: of ranks that all run the same rows; null: this process runs its own.
+  explicit BatchRunner(std::shared_ptr<const Model> model, std::int64_t tail_bytes = 0,
+                       Unison* unison = nullptr);
 
   /// Runs all rows and appends their tokens to their sequences. What goes wrong with one ends up in its row; the
-  /// others are as if it had not been there. Interrupted is thrown, and nothing has changed.
+  /// others are as if it had not been there. Interrupted is thrown, and nothing has changed; so is RankLost.
   void run(std::span<BatchRow> rows);
 
   /// Takes the memory that a branch of a document on a GPU may come to need; on the host it has it. False: other
@@ -71,6 +74,7 @@ class BatchRunner {
   Llama llama_;
   std::vector<float> logits_, gpu_logits_;
   std::int64_t tail_bytes_ = 0;
+  Unison* unison_ = nullptr;
   std::map<DType, std::unique_ptr<GpuBatch>> gpu_;  ///< made when a document on a GPU is first asked
   std::vector<std::vector<float>> apart_;           // logits of rows that ran alone
 };

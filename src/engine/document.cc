@@ -146,13 +146,19 @@ std::shared_ptr<const Document> Document::open(const std::filesystem::path& path
                                                std::shared_ptr<const Model> model,
                                                const DocumentOptions& options) {
   const ThreadPool::Background background(model->pool());
-  Context context = Context::load(path, model, context_options(options));
+  return Impl::open(path, model, options, nullptr);
+}
+
+std::shared_ptr<const Document> Document::Impl::open(const std::filesystem::path& path,
+                                                     std::shared_ptr<const Model> model,
+                                                     const DocumentOptions& options, Communicator* ranks) {
+  Context context = load_context(path, std::move(model), context_options(options), LoadIndexes::all, ranks);
   for (const Spec& spec : options.specs) context.attach(spec);
   build_indexes(context, options, {.tokens_done = context.tokens(), .tokens = context.tokens()});
   const ContainerReader file(path);
   const auto text = file.bytes("text");
-  return Impl::share(std::move(context), {reinterpret_cast<const char*>(text.data()), text.size()},
-                     read_attachments(file, path));
+  return share(std::move(context), {reinterpret_cast<const char*>(text.data()), text.size()},
+               read_attachments(file, path));
 }
 
 void Document::save(const std::filesystem::path& path) const {

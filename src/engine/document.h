@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -29,6 +30,10 @@ struct Document::Impl {
   Impl(Context context_, std::string text_, Attachments attachments_);
   /// A document of a context that is read and indexed.
   static std::shared_ptr<const Document> share(Context context, std::string text, Attachments attachments);
+  /// Document::open; of ranks, each with its share of a text in shards (load_context), which all open it together.
+  static std::shared_ptr<const Document> open(const std::filesystem::path& path,
+                                              std::shared_ptr<const Model> model,
+                                              const DocumentOptions& options, Communicator* ranks);
 
   /// The context of a document that nobody else holds, to be changed.
   static Context take_back(std::shared_ptr<const Document> document);

@@ -53,6 +53,7 @@ class RunningAnswer {
   Ending ending() const { return ending_; }
   /// Tokens of the answer so far.
   std::int64_t generated() const { return std::ssize(answer_.generation.tokens); }
+  TokenId last() const { return last_; }  ///< of these; 0 when there is none
   /// The sequence of an answer of no tokens, for other answers to the same prompt.
   ReadPrompt release();
 

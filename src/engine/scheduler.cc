@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Two threads: one runs steps of all sequences that are being answered; the other reads documents, in the
-// background of the thread pool, so that steps interrupt it between two items of a loop.
+// background of the thread pool, so that steps interrupt it between two items of a loop. Over ranks there are none: a
+// step follows from the calls before it alone, and what one rank finds wrong with a request ends it on all.
 #include "lodestone/scheduler.h"
 
 #include <fmt/format.h>
@@ -16,6 +17,7 @@
 #include "base/out_of_memory.h"
 #include "base/text.h"
 #include "base/threads.h"
+#include "base/unison.h"
 #include "engine/memory.h"
 #include "engine/running_answer.h"
 #include "lodestone/error.h"
@@ -74,6 +76,7 @@ struct Scheduler::Impl {
 
   mutable std::mutex mutex;  // of all that follows
   std::condition_variable wake;
+  std::deque<std::shared_ptr<Asked>> arrived;   // over ranks: until they are taken in
   std::deque<std::shared_ptr<Asked>> queue;     // by priority, then as they came
   std::vector<std::shared_ptr<Asked>> running;  // in the order in which they were admitted
   std::deque<std::shared_ptr<Reading>> to_read;
@@ -88,10 +91,16 @@ struct Scheduler::Impl {
   ~Impl();
 
   void check(const Request& request) const;
+  void enqueue(std::shared_ptr<Asked> asked);
   void work();
+  void turn(const std::vector<std::shared_ptr<Asked>>& now);
+  std::vector<std::shared_ptr<Asked>> take_all();
   std::vector<std::shared_ptr<Asked>> admit();
   void step(const std::vector<std::shared_ptr<Asked>>& now);
+  std::exception_ptr run(std::vector<BatchRow>& rows);
+  void take(std::span<BatchRow> rows, std::span<Asked* const> of_row, const std::exception_ptr& failed);
   bool start(Asked& asked);
+  std::unique_ptr<RunningAnswer> answering(const Asked& asked) const;
   void start_all(const std::vector<std::shared_ptr<Asked>>& now);
   bool reserve(Sequence& sequence);
   void put_back(const std::vector<std::shared_ptr<Asked>>& now);
@@ -130,6 +139,7 @@ Scheduler::Impl::Impl(std::shared_ptr<const Model> model_, const SchedulerOption
   if (options.max_sequences < 1)
     throw InputError(fmt::format("expected room for at least one sequence, found {}", options.max_sequences));
   stats.memory = options.memory;
+  if (options.ranks != nullptr) return;
   worker = std::jthread([this] { work(); });
   reader = std::jthread([this] { read(); });
 }
@@ -144,6 +154,18 @@ Scheduler::Impl::~Impl() {
     if (reading) reading->cancelled = true;
   }
   wake.notify_all();
+  if (options.ranks != nullptr)
+    for (const auto& asked : take_all()) end(*asked, nullptr, Ending::cancelled);
+}
+
+std::vector<std::shared_ptr<Asked>> Scheduler::Impl::take_all() {
+  const std::lock_guard lock(mutex);
+  std::vector<std::shared_ptr<Asked>> all = std::exchange(running, {});
+  for (auto* const waiting : {&queue, &arrived}) {
+    all.insert(all.end(), waiting->begin(), waiting->end());
+    waiting->clear();
+  }
+  return all;
 }
 
 namespace {
@@ -191,10 +213,14 @@ void Scheduler::Impl::work() {
       if (stop && queue.empty() && running.empty()) return;
       now = admit();
     }
-    start_all(now);
-    end_cancelled();
-    step(now);
+    turn(now);
   }
+}
+
+void Scheduler::Impl::turn(const std::vector<std::shared_ptr<Asked>>& now) {
+  start_all(now);
+  end_cancelled();
+  step(now);
 }
 
 /// Moves requests from the queue while there is room for them, the first ones first. What was cancelled needs
@@ -253,6 +279,13 @@ bool Scheduler::Impl::reserve(Sequence& sequence) {
       "them");
 }
 
+std::unique_ptr<RunningAnswer> Scheduler::Impl::answering(const Asked& asked) const {
+  std::unique_ptr<RunningAnswer> answering;
+  run_alike(options.ranks,
+            [&] { answering = std::make_unique<RunningAnswer>(asked.request, options.chunk); });
+  return answering;
+}
+
 /// False when it has to wait.
 bool Scheduler::Impl::start(Asked& asked) {
   asked.queued_seconds = std::chrono::duration<double>(Clock::now() - asked.submitted).count();
@@ -260,13 +293,15 @@ bool Scheduler::Impl::start(Asked& asked) {
   try {
     if (const int most = asked.request.full_beside; most > 0 && count_beside(asked) >= most)
       asked.request.attention = parse_spec("full");
-    auto answering = std::make_unique<RunningAnswer>(asked.request, options.chunk);
+    auto answering = this->answering(asked);
     if (!answering->complete() && !reserve(answering->sequence())) {
       asked.request.attention = usual;  // how many ask beside it is counted anew when there is room
       return false;
     }
     asked.answering = std::move(answering);
     if (asked.answering->complete()) end(asked, nullptr, asked.answering->ending());
+  } catch (const RankLost&) {
+    throw;
   } catch (...) {
     end(asked, std::current_exception(), Ending::cancelled);
   }
@@ -289,31 +324,56 @@ void Scheduler::Impl::step(const std::vector<std::shared_ptr<Asked>>& now) {
   }
   if (rows.empty()) return;
   const auto begin = Clock::now();
-  std::exception_ptr failed;
-  try {
-    const ThreadPool::Urgent urgent(model->pool());
-    runner.run(rows);
-  } catch (...) {
-    failed = std::current_exception();
-  }
+  const std::exception_ptr failed = run(rows);
   {
     const std::lock_guard lock(mutex);
     ++stats.steps;
     stats.prompt_tokens += prompt_tokens;
   }
   const double token_seconds = std::chrono::duration<double>(Clock::now() - begin).count() / tokens_of(rows);
-  for (std::size_t i = 0; i < rows.size(); ++i) {
+  for (std::size_t i = 0; i < rows.size(); ++i)
     of_row[i]->step_seconds += token_seconds * static_cast<double>(rows[i].tokens.size());
+  take(rows, of_row, failed);
+}
+
+/// Ends the answers that the rows complete, and those that failed.
+void Scheduler::Impl::take(std::span<BatchRow> rows, std::span<Asked* const> of_row,
+                           const std::exception_ptr& failed) {
+  std::vector<Outcome> taken(rows.size());
+  std::vector<bool> done(rows.size());
+  for (std::size_t i = 0; i < rows.size(); ++i) {
     try {
       if (failed) std::rethrow_exception(failed);
       RunningAnswer& answering = *of_row[i]->answering;
       const std::int64_t before = answering.generated();
-      const bool done = answering.take(rows[i]);
+      done[i] = answering.take(rows[i]);
       count_generated(answering.generated() - before);
-      if (done) end(*of_row[i], nullptr, answering.ending());
+      if (options.ranks != nullptr)
+        taken[i].result = fmt::format("token {}{}", answering.last(), done[i] ? ", the last" : "");
     } catch (...) {
-      end(*of_row[i], std::current_exception(), Ending::cancelled);
+      taken[i].failure = std::current_exception();
     }
+  }
+  if (options.ranks != nullptr) agree(options.ranks->ranks(), taken);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (taken[i].failure)
+      end(*of_row[i], taken[i].failure, Ending::cancelled);
+    else if (done[i])
+      end(*of_row[i], nullptr, of_row[i]->answering->ending());
+  }
+}
+
+/// Why no row could be run, if so.
+std::exception_ptr Scheduler::Impl::run(std::vector<BatchRow>& rows) {
+  try {
+    const ThreadPool::Urgent urgent(model->pool());
+    runner.run(rows);
+    return nullptr;
+  } catch (const RankLost&) {
+    if (options.ranks != nullptr) throw;  // to whoever called for the step
+    return std::current_exception();
+  } catch (...) {
+    return std::current_exception();
   }
 }
 
@@ -389,17 +449,44 @@ Ticket<Answer> Scheduler::submit(Request request) {
   Ticket<Answer> ticket = {.result = asked->result.get_future().share()};
   {
     const std::lock_guard lock(s.mutex);
-    if (std::ssize(s.queue) >= s.options.max_queued)
-      throw RunError(
-          fmt::format("{} requests are waiting, as many as may wait: ask again later", s.queue.size()));
+    const std::size_t waiting = s.queue.size() + s.arrived.size();
+    if (static_cast<std::int64_t>(waiting) >= s.options.max_queued)
+      throw RunError(fmt::format("{} requests are waiting, as many as may wait: ask again later", waiting));
     ticket.id = asked->id = ++s.last_id;
-    const auto behind = std::find_if(s.queue.begin(), s.queue.end(), [&](const auto& other) {
-      return other->request.priority < asked->request.priority;
-    });
-    s.queue.insert(behind, std::move(asked));
+    s.options.ranks == nullptr ? s.enqueue(std::move(asked)) : s.arrived.push_back(std::move(asked));
   }
   s.wake.notify_all();
   return ticket;
+}
+
+/// Under the lock.
+void Scheduler::Impl::enqueue(std::shared_ptr<Asked> asked) {
+  const auto behind = std::find_if(queue.begin(), queue.end(), [&](const auto& other) {
+    return other->request.priority < asked->request.priority;
+  });
+  queue.insert(behind, std::move(asked));
+}
+
+void Scheduler::take_in(std::uint64_t id) {
+  const std::lock_guard lock(impl_->mutex);
+  const auto found = std::ranges::find(impl_->arrived, id, &Asked::id);
+  LODE_ASSERT(found != impl_->arrived.end());
+  impl_->enqueue(std::move(*found));
+  impl_->arrived.erase(found);
+}
+
+void Scheduler::step() {
+  LODE_ASSERT(impl_->options.ranks != nullptr);
+  std::vector<std::shared_ptr<Asked>> now;
+  {
+    const std::lock_guard lock(impl_->mutex);
+    now = impl_->admit();
+  }
+  if (!now.empty()) impl_->turn(now);
+}
+
+void Scheduler::fail(const std::exception_ptr& why) {
+  for (const auto& asked : impl_->take_all()) impl_->end(*asked, why, Ending::cancelled);
 }
 
 Ticket<std::shared_ptr<const Document>> Scheduler::read(std::vector<TokenId> tokens, std::string text,
@@ -433,7 +520,7 @@ bool Scheduler::cancel(std::uint64_t id) {
 SchedulerStats Scheduler::stats() const {
   const std::lock_guard lock(impl_->mutex);
   SchedulerStats stats = impl_->stats;
-  stats.queued = static_cast<int>(impl_->queue.size());
+  stats.queued = static_cast<int>(impl_->queue.size() + impl_->arrived.size());
   stats.running = static_cast<int>(impl_->running.size());
   stats.reading = static_cast<int>(impl_->to_read.size()) + (impl_->reading ? 1 : 0);
   return stats;
