@@ -16,7 +16,7 @@ add_custom_command(OUTPUT ${page_cc}
   DEPENDS ${PROJECT_SOURCE_DIR}/assets/web/index.html ${PROJECT_SOURCE_DIR}/cmake/embed.cmake)
 add_library(lodestone-serve STATIC ${serve_sources} ${page_cc})
 target_include_directories(lodestone-serve PRIVATE src)
-target_link_libraries(lodestone-serve PUBLIC lodestone PRIVATE ${lode_dependencies})
+target_link_libraries(lodestone-serve PUBLIC lodestone lodestone-cluster PRIVATE ${lode_dependencies})
 # Not templates of numbers: what Beast and JSON make of -O3 is size alone.
 target_compile_options(lodestone-serve PRIVATE ${lode_warnings} $<$<CONFIG:Release>:-O2>)
 lode_precompile(lodestone-serve)

@@ -24,7 +24,7 @@ MAY_INCLUDE = {
     "gpu": ["ann", "model", "select", "attend", "kv", "kernels", "io", "base"],
     "engine": ["documents", "gpu", "model", "text", "select", "attend", "kv", "kernels", "io", "base"],
     "cluster": LOWER,
-    "serve": LOWER,
+    "serve": ["cluster", *LOWER],
     "lab/tasks": ["text", "io", "base"],
     "lab/train": ["lab/tasks", *LOWER],
     "lab/eval": ["lab/tasks", "lab/train", *LOWER],

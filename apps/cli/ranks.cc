@@ -24,7 +24,7 @@ namespace lode::cli {
 
 namespace {
 
-constexpr std::array<std::string_view, 4> kVerbs = {"index", "ask", "eval", "estimate"};
+constexpr std::array<std::string_view, 5> kVerbs = {"index", "ask", "eval", "serve", "estimate"};
 
 struct Joined {
   std::unique_ptr<Ranks> ranks;

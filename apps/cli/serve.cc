@@ -2,17 +2,21 @@
 // lodestone serve: named documents over HTTP, for clients of OpenAI's and Anthropic's interfaces, and for people.
 #include <fmt/format.h>
 #include <signal.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <iostream>
+#include <optional>
 #include <thread>
 
 #include "base/cancel.h"
 #include "base/file.h"
 #include "cli.h"
 #include "lodestone/error.h"
+#include "ranks.h"
 #include "serve/guard.h"
 #include "serve/http.h"
 #include "serve/service.h"
@@ -32,16 +36,19 @@ struct ServeFlags {
 };
 
 std::atomic<int> signals{0};
+std::atomic<bool> from_launcher{false};
 
 /// The first asks for a graceful end, the second ends at once, as everywhere else.
-void on_signal(int) {
+void on_signal(int, siginfo_t* info, void*) {
   constexpr int kInterrupted = 130;
+  if (info->si_pid == getppid()) from_launcher = true;
   if (++signals > 1) _exit(kInterrupted);
 }
 
 void install_handlers() {
   struct sigaction action = {};
-  action.sa_handler = on_signal;
+  action.sa_sigaction = on_signal;
+  action.sa_flags = SA_SIGINFO;
   sigemptyset(&action.sa_mask);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaction(signal, &action, nullptr);
   ::signal(SIGPIPE, SIG_IGN);  // a client that goes is an error of its own connection
@@ -59,7 +66,40 @@ void say(const ServeFlags& flags, const std::string& line) {
   if (!flags.common.quiet) std::cerr << line << "\n";
 }
 
+/// Signals reach all ranks; rank 0 ends the others when it has done what it has to.
+void follow(const ServeFlags& flags) {
+  install_handlers();
+  follow_backend(flags.serving, flags.common);
+}
+
+/// Seconds until mpirun kills all ranks, since it was told to or one of them has ended; none when it does not.
+std::optional<double> killed_in() {
+  return ranks() != nullptr && from_launcher ? seconds_to_kill() : std::nullopt;
+}
+
+/// Ends what ranks do together after so many seconds, unless the result goes before.
+std::jthread cancel_after(double seconds) {
+  return std::jthread([seconds](const std::stop_token& done) {
+    const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
+    while (!done.stop_requested() && std::chrono::steady_clock::now() < end)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    if (!done.stop_requested()) set_cancel(true);
+  });
+}
+
+/// Answers under way have so many seconds; where all is killed soon, those that are not done hear of it before that.
+void stop(serve::HttpServer& server, const ServeFlags& flags) {
+  constexpr double kOfTheTime = 0.4;
+  const std::optional<double> left = killed_in();
+  const double grace = left ? std::min(flags.grace, kOfTheTime * *left) : flags.grace;
+  say(flags, fmt::format("stopping: answers under way have {:g} s", grace));
+  const std::jthread cut = left ? cancel_after(grace) : std::jthread();
+  server.stop(left ? 2 * grace : grace);
+}
+
 void run(const ServeFlags& flags) {
+  constexpr double kLastWords = 0.5;  // seconds; the other ranks end soon
+  if (ranks() != nullptr && ranks()->rank() > 0) return follow(flags);
   serve::Guard guard(read_keys(flags), flags.allowed_hosts);
   serve::ServiceOptions options;
   options.log = !flags.common.quiet;
@@ -73,11 +113,13 @@ void run(const ServeFlags& flags) {
   const std::string url = fmt::format("http://{}:{}/", flags.http.host, server.port());
   flags.common.json ? print_json({{"url", url}, {"port", server.port()}})
                     : print_text(fmt::format("listening on {}\n", url));
-  while (signals == 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  say(flags, fmt::format("stopping: answers under way have {:g} s", flags.grace));
+  while (signals == 0 && backend->failure().empty())
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
   service.set_stopping();
-  server.stop(flags.grace);
+  backend->failure().empty() ? stop(server, flags) : server.stop(kLastWords);
+  const std::string failure = backend->failure();
   backend.reset();  // what it still tells its listeners goes through the service
+  if (!failure.empty()) throw RunError(failure);
 }
 
 void add_limits(CLI::App& verb, ServeFlags& flags) {

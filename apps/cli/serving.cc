@@ -9,6 +9,7 @@
 #include "gpu/backend.h"
 #include "lodestone/automatic.h"
 #include "lodestone/error.h"
+#include "ranks.h"
 #include "serve/engine/gpu_shares.h"
 #include "serve/engine/models.h"
 
@@ -91,21 +92,47 @@ void add_serving_flags(CLI::App& verb, ServingFlags& flags) {
       ->default_str("half of what is free; of a GPU what weights and questions leave");
 }
 
-std::unique_ptr<serve::EngineBackend> make_backend(const ServingFlags& flags, const CommonFlags& common) {
+namespace {
+
+/// All ranks serve what rank 0 has found.
+serve::RankEngine::Models load_models(const ServingFlags& flags, const CommonFlags& common) {
+  Ranks* const all = ranks();
+  Json paths = Json::array();
+  if (all == nullptr || all->rank() == 0) paths = serve::paths_of_models(flags.models, flags.contexts);
+  if (all != nullptr) paths = Json::parse(all->broadcast(paths.dump()));
+  return serve::load_models(paths, common.threads);
+}
+
+serve::EngineOptions options_of(const ServingFlags& flags) {
   fill_template(flags.question_template, "", "--template");  // refused before anything is loaded
   serve::EngineOptions options;
   options.library.folder = flags.contexts;
   std::vector<std::string> named = flags.specs;
   std::erase_if(named, [](const std::string& spec) { return parse_auto(spec).has_value(); });
+  if (ranks() != nullptr && named.size() < flags.specs.size())
+    throw InputError("-a auto: expected methods by name over several ranks, which measure none, found auto");
   options.library.specs = parse_specs(named);
   options.library.automatic = named.empty() || named.size() < flags.specs.size();
   options.library.kv_type = parse_dtype(flags.kv_type);
   options.scheduler.max_sequences = flags.parallel;
   options.scheduler.max_queued = flags.queue;
   options.question_template = flags.question_template;
-  const auto models = serve::load_models(flags.models, flags.contexts, common.threads);
+  options.ranks = ranks();
+  return options;
+}
+
+}  // namespace
+
+std::unique_ptr<serve::EngineBackend> make_backend(const ServingFlags& flags, const CommonFlags& common) {
+  serve::EngineOptions options = options_of(flags);
+  if (ranks() != nullptr && flags.specs.empty() && !common.quiet)
+    print_remark(
+        "several ranks measure no method: new documents are asked by full attention; -a names methods to "
+        "index them for");
+  const auto models = load_models(flags, common);
   options.library.memory = host_memory(flags);
   if (device_of(common, options.library.kv_type) == Device::cuda) {
+    if (ranks() != nullptr) throw InputError("over several ranks: expected --device cpu, found cuda");
     std::int64_t step_bytes = 0;
     for (const auto& [id, there] : models_on_gpu(models, options.library.kv_type, common)) {
       options.on_gpu.emplace(id, there.model);
@@ -114,6 +141,12 @@ std::unique_ptr<serve::EngineBackend> make_backend(const ServingFlags& flags, co
     if (!options.on_gpu.empty()) share_gpu(options, step_bytes, flags, common);
   }
   return std::make_unique<serve::EngineBackend>(models, std::move(options));
+}
+
+void follow_backend(const ServingFlags& flags, const CommonFlags& common) {
+  const serve::EngineOptions options = options_of(flags);
+  const auto models = load_models(flags, common);
+  serve::RankEngine(*ranks(), models, options.scheduler, options.question_template).follow();
 }
 
 }  // namespace lode::cli

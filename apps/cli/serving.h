@@ -18,7 +18,9 @@ struct ServingFlags {
   int parallel = 16, queue = 256;
 };
 void add_serving_flags(CLI::App& verb, ServingFlags& flags);
-/// Loads the models and looks through the folder. InputError where flags contradict each other.
+/// Loads the models and looks through the folder. InputError where flags contradict each other. Over ranks, of rank 0.
 std::unique_ptr<serve::EngineBackend> make_backend(const ServingFlags& flags, const CommonFlags& common);
+/// The same of the other ranks, which work along until it is over.
+void follow_backend(const ServingFlags& flags, const CommonFlags& common);
 
 }  // namespace lode::cli

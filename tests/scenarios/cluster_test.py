@@ -118,7 +118,7 @@ class ClusterTest(unittest.TestCase):
                                     (["ask", self.context, "Who?", "-a", "h2o"], "learns from the prefill itself"),
                                     (["index", "-m", MODEL, "-f", f"{self.folder.name}/text.txt", "-o", "x.lode", "-a", "quest"], "index the text on one machine"),
                                     (["index", "-m", MODEL, "-f", f"{self.folder.name}/text.txt", "-o", "x.lode", "-a", "auto"], "methods by name"),
-                                    (["serve", "-m", MODEL], "expected a verb that several ranks share"),
+                                    (["serve", "-m", MODEL, "--contexts", self.folder.name, "-a", "auto"], "methods by name"),
                                     (["ask", "nowhere.lode", "Who?"], "nowhere.lode")):
             refused = ranks(2, *arguments)
             self.assertEqual(refused.returncode, 2, refused.stderr)

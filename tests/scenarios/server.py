@@ -18,11 +18,11 @@ JSON = {"Content-Type": "application/json"}
 class Server:
     """Listens on a free port of 127.0.0.1 until stop() or the end of a `with`."""
 
-    def __init__(self, contexts, *arguments):
+    def __init__(self, contexts, *arguments, launcher=(), env=None):
         self.log = tempfile.TemporaryFile(mode="w+b")
-        command = [PROGRAM, "serve", "--contexts", str(contexts), "--port", "0", *map(str, arguments)]
+        command = [*launcher, PROGRAM, "serve", "--contexts", str(contexts), "--port", "0", *map(str, arguments)]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self.log,
-                                        env=environment())
+                                        env=environment(env))
         line = self.process.stdout.readline().decode()
         match = re.search(r"listening on http://([\d.]+):(\d+)/", line)
         if not match:

@@ -34,10 +34,14 @@ bool is_ready(const Future& future) {
   return future.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
 }
 
-/// Whether what an answer attended to can be known.
-bool finds_sources(const Document& document) {
+/// Why what an answer attended to cannot be known; empty when it can.
+std::string why_no_sources(const Document& document) {
   const Context::Impl& context = document.impl().parts();
-  return context.gpu == nullptr || context.rereads_for_sources();
+  if (document.impl().distributed != nullptr)
+    return "there are no passages: several ranks answer, each of which sees its own part of the text";
+  if (context.gpu == nullptr || context.rereads_for_sources()) return {};
+  return "there are no passages: expected heads of 64 to 256 dimensions and no recurrent layers, "
+         "for which the GPU finds what an answer attends to";
 }
 
 }  // namespace
@@ -58,7 +62,7 @@ struct EngineBackend::Job {
   std::vector<std::string> stop;  ///< the request's own
   std::shared_future<lode::Answer> neutral;  ///< where sources are wanted
   bool want_sources = false;
-  bool lacks_sources = false;  ///< they are wanted where nobody gathers them
+  std::string no_sources;  ///< why there are none though they are wanted
   Clock::time_point since = Clock::now();
   double waited = 0;       ///< seconds until its document was open
   bool waits = false;      ///< for its document; the backend's lock is over this and what follows
@@ -72,6 +76,19 @@ struct EngineBackend::Job {
 EngineBackend::EngineBackend(const std::vector<std::pair<std::string, std::shared_ptr<const Model>>>& models,
                              EngineOptions options)
     : options_(std::move(options)), started_(std::time(nullptr)) {
+  load(models);
+  options_.library.ranks = ranks_.get();
+  library_ = std::make_unique<Library>(models_, options_.library);
+  watcher_ = std::thread([this] { watch(); });
+}
+
+void EngineBackend::load(const std::vector<std::pair<std::string, std::shared_ptr<const Model>>>& models) {
+  if (options_.ranks != nullptr) {
+    ranks_ =
+        std::make_unique<RankEngine>(*options_.ranks, models, options_.scheduler, options_.question_template);
+    models_ = ranks_->models();
+    return;
+  }
   for (const auto& [id, model] : models) {
     const auto there = options_.on_gpu.find(id);
     SchedulerOptions scheduler = options_.scheduler;
@@ -85,8 +102,6 @@ EngineBackend::EngineBackend(const std::vector<std::pair<std::string, std::share
                        .prompting = std::make_shared<Prompting>(model, options_.question_template),
                        .on_gpu = there != options_.on_gpu.end() ? there->second : nullptr});
   }
-  library_ = std::make_unique<Library>(models_, options_.library);
-  watcher_ = std::thread([this] { watch(); });
 }
 
 EngineBackend::~EngineBackend() {
@@ -94,7 +109,7 @@ EngineBackend::~EngineBackend() {
     const std::lock_guard lock(mutex_);
     stop_ = true;
     for (const auto& job : jobs_)
-      if (!job->cancelled) job->model->scheduler->cancel(job->ticket.id);
+      if (!job->cancelled) end(*job);
     for (const auto& [id, job] : waiting_) {
       job->cancelled = true;
       jobs_.push_back(job);
@@ -333,10 +348,9 @@ Request EngineBackend::request_of(Job& job, AutoChoice& chosen) {
   Prompting& prompting = *job.model->prompting;
   const Prompt prompt =
       has_document ? prompting.behind(*job.opened.document, question.turns) : prompting.of(question.turns);
-  const bool wanted = has_document && question.want_sources,
-             found = wanted && finds_sources(*job.opened.document);
-  job.lacks_sources = wanted && !found;
-  job.want_sources = found;
+  const bool wanted = has_document && question.want_sources;
+  if (wanted) job.no_sources = why_no_sources(*job.opened.document);
+  job.want_sources = wanted && job.no_sources.empty();
   Request request;
   request.document = job.opened.document;
   request.prompt = prompt.tokens;
@@ -345,7 +359,7 @@ Request EngineBackend::request_of(Job& job, AutoChoice& chosen) {
   request.exact = question.exact;
   request.full_beside = question.exact ? 0 : chosen.full_beside;
   request.options = generate_options(question, prompt, options_.max_new_tokens);
-  request.want_sources = found;
+  request.want_sources = job.want_sources;
   return request;
 }
 
@@ -375,7 +389,8 @@ void EngineBackend::begin(const JobPtr& job, const Library::Opened& opened) {
     return wake_.notify_all();
   }
   try {
-    job->ticket = job->model->scheduler->submit(std::move(request));
+    job->ticket = ranks_ != nullptr ? ranks_->submit(*job->model, std::move(request), job->question.schema)
+                                    : job->model->scheduler->submit(std::move(request));
   } catch (const InputError& error) {
     throw ApiError(400, error.what());
   } catch (const RunError& error) {
@@ -396,7 +411,13 @@ void EngineBackend::cancel(std::uint64_t id) {
   }
   if (const auto begins = beginning_.find(id); begins != beginning_.end()) begins->second->cancelled = true;
   for (const auto& job : jobs_)
-    if (job->id == id && !job->cancelled) job->model->scheduler->cancel(job->ticket.id);
+    if (job->id == id && !job->cancelled) end(*job);
+}
+
+/// Ends a job that the scheduler has.
+void EngineBackend::end(const Job& job) {
+  if (ranks_ != nullptr) return ranks_->cancel(*job.model, job.ticket.id);
+  job.model->scheduler->cancel(job.ticket.id);
 }
 
 /// The thread that tells listeners how their questions ended.
@@ -448,11 +469,7 @@ void EngineBackend::tell(Job& job) {
     }
     if (!generation.work.dense_reason.empty()) answer.why = generation.work.dense_reason;
     answer.notice = generation.work.notice;
-    if (job.lacks_sources)
-      answer.notice +=
-          std::string(answer.notice.empty() ? "" : "; ") +
-          "there are no passages: expected heads of 64 to 256 dimensions and no recurrent layers, "
-          "for which the GPU finds what an answer attends to";
+    if (!job.no_sources.empty()) answer.notice += (answer.notice.empty() ? "" : "; ") + job.no_sources;
     answer.queued_seconds = job.waited + result.queued_seconds;
     answer.first_token_seconds = result.first_token_seconds;
     answer.seconds = std::chrono::duration<double>(Clock::now() - job.since).count();

@@ -15,6 +15,7 @@
 #include "lodestone/automatic.h"
 #include "serve/backend.h"
 #include "serve/engine/library.h"
+#include "serve/engine/rank_engine.h"
 
 namespace lode::serve {
 
@@ -25,6 +26,8 @@ struct EngineOptions {
   std::int64_t gpu_question_memory = 0;  ///< bytes of GPU memory for the questions of each of these models
   std::string question_template;         ///< with {question}, for models without a chat template
   std::int64_t max_new_tokens = 1024;    ///< of answers whose request does not say
+  /// Over several ranks: those, of which this is rank 0; the others have a RankEngine each, and follow. null: alone.
+  Communicator* ranks = nullptr;
 };
 
 class EngineBackend : public Backend {
@@ -47,13 +50,17 @@ class EngineBackend : public Backend {
   std::uint64_t ask(Question question, Listener listener) override;
   void cancel(std::uint64_t id) override;
   BackendStats stats() override;
+  /// Why nothing can be answered any more; empty while it can.
+  std::string failure() const { return ranks_ == nullptr ? std::string() : ranks_->failure(); }
 
  private:
   struct Job;
   using JobPtr = std::shared_ptr<Job>;
 
+  void load(const std::vector<std::pair<std::string, std::shared_ptr<const Model>>>& models);
   void watch();
   static void tell(Job& job);
+  void end(const Job& job);
   std::shared_future<lode::Answer> neutral_answer(const Library::Opened& opened, const Spec& spec);
   const LoadedModel& model_for(const Question& question) const;
   void enqueue(const JobPtr& job);
@@ -64,6 +71,7 @@ class EngineBackend : public Backend {
   Request request_of(Job& job, AutoChoice& chosen);
 
   EngineOptions options_;
+  std::unique_ptr<RankEngine> ranks_;  ///< null: there are none
   std::vector<LoadedModel> models_;
   std::unique_ptr<Library> library_;
   std::int64_t started_ = 0;

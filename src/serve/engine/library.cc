@@ -20,6 +20,7 @@
 #include "lodestone/automatic.h"
 #include "lodestone/error.h"
 #include "model/config.h"
+#include "serve/engine/rank_engine.h"
 #include "serve/engine/source_places.h"
 #include "serve/names.h"
 #include "serve/specs.h"
@@ -60,6 +61,17 @@ std::vector<std::string> names_of(const std::vector<Spec>& specs) {
   for (const Spec& spec : specs)
     if (spec.name != "full") names.push_back(spec.str());
   return names;
+}
+
+/// Of a document's file, and of its shards where it lists some.
+std::int64_t stored_bytes(const fs::path& path, const ContextMeta& meta) {
+  auto bytes = static_cast<std::int64_t>(fs::file_size(path));
+  for (const Shard& shard : meta.shards.shards) {
+    std::error_code missing;  // whoever opens it says so
+    const auto more = fs::file_size(path.parent_path() / shard.file, missing);
+    if (!missing) bytes += static_cast<std::int64_t>(more);
+  }
+  return bytes;
 }
 
 /// Room for a document, questions and answers, as far as the model's context goes.
@@ -246,9 +258,9 @@ void Library::look_into(Entry& entry) {
     }
     const fs::path path = path_of(info.name);
     info.created = created_of(path);
-    info.bytes = static_cast<std::int64_t>(fs::file_size(path));
     const ContainerReader file(path);
     const ContextMeta meta = read_context_meta(file, path);
+    info.bytes = stored_bytes(path, meta);
     info.tokens = info.tokens_done = meta.tokens;
     entry.kv_type = meta.kv_type;
     entry.file_tokens = meta.rope_tokens;
@@ -312,6 +324,14 @@ ContextInfo Library::create(NewContext context) {
     entry->automatic = options_.automatic;
   }
   entry->automatic = entry->automatic || entry->specs.empty();
+  if (options_.ranks != nullptr) {
+    if (std::ranges::any_of(context.attentions,
+                            [](const auto& one) { return parse_request_auto(one).has_value(); }))
+      throw ApiError(400,
+                     "'attention': expected methods by name, or none for full attention, over several ranks, "
+                     "which measure none, found 'auto'");
+    entry->automatic = false;
+  }
   entry->title = context.title;
   entry->text = std::move(context.text);
   entry->is_file = context.is_file;
@@ -455,6 +475,7 @@ void Library::read(const EntryPtr& entry) {
       entry->since = Clock::now();
     }
     DocumentOptions options = reading_options(entry, text);
+    if (options_.ranks != nullptr) return read_over_ranks(entry, std::move(source), std::move(text), options);
     const auto [claim, document] = read_in_turn(entry, text.tokens, source.text, options);
     keep_source(*document, std::move(source), text.first_token);
     set_step(entry, "writing");
@@ -512,21 +533,40 @@ Library::Read Library::read_in_turn(const EntryPtr& entry, const std::vector<Tok
   }
 }
 
+void Library::read_over_ranks(const EntryPtr& entry, SourceText source, IndexedText text,
+                              const DocumentOptions& options) {
+  options_.ranks->read(*entry->model, {.tokens = std::move(text.tokens),
+                                       .options = options,
+                                       .source = std::move(source),
+                                       .first_token = text.first_token,
+                                       .path = path_of(entry->info.name)});
+  take_in(entry, options, options.specs);
+}
+
 /// Writes the file; from then on the document survives everything.
 void Library::keep(const EntryPtr& entry, const Document& document) {
+  document.save(path_of(entry->info.name));
+  DocumentOptions read;
+  read.kv_type = document.kv_type();
+  read.max_tokens = document.max_tokens();
+  take_in(entry, read, document.methods());
+}
+
+/// An entry whose file has been written.
+void Library::take_in(const EntryPtr& entry, const DocumentOptions& read, const std::vector<Spec>& methods) {
   const fs::path path = path_of(entry->info.name);
-  document.save(path);
   const std::lock_guard lock(mutex_);
   if (entry->removed) {
     std::error_code ignored;
     fs::remove(path, ignored);
+    remove_shards(path, {}, RemovedShards::all_others);
     return;
   }
   entry->on_disk = true;
-  entry->kv_type = document.kv_type();
-  entry->file_tokens = document.max_tokens();
-  entry->info.attentions = names_of(document.methods());
-  entry->info.bytes = static_cast<std::int64_t>(fs::file_size(path));
+  entry->kv_type = read.kv_type;
+  entry->file_tokens = read.max_tokens;
+  entry->info.attentions = names_of(methods);
+  entry->info.bytes = stored_bytes(path, read_context_meta(ContainerReader(path), path));
   finder_.add(entry->info.name, entry->text);
   entry->info.state = ContextState::ready;
   entry->info.step.clear();
@@ -620,7 +660,8 @@ std::shared_ptr<const Document> Library::load(const std::string& name, const Loa
                                               const std::vector<std::string>& known) const {
   std::shared_ptr<const Document> document;
   try {
-    document = Document::open(path_of(name), model.model, options);
+    document = options_.ranks != nullptr ? options_.ranks->open(model, path_of(name), options)
+                                         : Document::open(path_of(name), model.model, options);
   } catch (const InputError& error) {
     const std::string why = without_folder(error.what());
     const bool asked_for_more = std::ranges::any_of(options.specs, [&](const Spec& spec) {

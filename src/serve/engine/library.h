@@ -15,26 +15,16 @@
 #include <vector>
 
 #include "base/progress.h"
-#include "gpu/backend.h"
 #include "lodestone/document.h"
-#include "lodestone/scheduler.h"
 #include "lodestone/sources.h"
 #include "serve/backend.h"
+#include "serve/engine/loaded_model.h"
 #include "serve/engine/open_documents.h"
-#include "serve/engine/prompting.h"
 #include "serve/engine/text_finder.h"
 
 namespace lode::serve {
 
-/// A model that is served, and what answers with it.
-struct LoadedModel {
-  std::string id;
-  std::shared_ptr<const Model> model;
-  std::shared_ptr<Scheduler> scheduler;
-  std::shared_ptr<Prompting> prompting;
-  std::shared_ptr<const GpuModel> on_gpu =
-      {};  ///< where documents are whose keys and values are of a type that it takes
-};
+class RankEngine;  // serve/engine/rank_engine.h
 
 struct LibraryOptions {
   std::filesystem::path folder;
@@ -46,6 +36,7 @@ struct LibraryOptions {
   std::int64_t gpu_memory = 0;
   std::size_t most_waiting = 64;  ///< documents that wait to be read; more are refused
   ReadOptions reading;            ///< limits of files that are converted
+  RankEngine* ranks = nullptr;    ///< who read and open documents together; null: this process does
 };
 
 class Library {
@@ -105,7 +96,10 @@ class Library {
   SourceText convert(const EntryPtr& entry);
   void set_step(const EntryPtr& entry, const char* step);
   DocumentOptions reading_options(const EntryPtr& entry, const IndexedText& text);
+  void read_over_ranks(const EntryPtr& entry, SourceText source, IndexedText text,
+                       const DocumentOptions& options);
   void keep(const EntryPtr& entry, const Document& document);
+  void take_in(const EntryPtr& entry, const DocumentOptions& read, const std::vector<Spec>& methods);
   void expire();
   static Device device_for(const LoadedModel& model, DType kv_type);
   DocumentSource source_of(const Entry& entry) const;

@@ -41,15 +41,19 @@ std::string id_of(const fs::path& path) {
 
 }  // namespace
 
-std::vector<std::pair<std::string, std::shared_ptr<const Model>>> load_models(
-    const std::vector<std::string>& paths, const fs::path& contexts, int threads) {
-  const std::vector<std::string> wanted = paths.empty() ? paths_of_contexts(contexts) : paths;
+std::vector<std::string> paths_of_models(const std::vector<std::string>& named, const fs::path& contexts) {
+  std::vector<std::string> wanted = named.empty() ? paths_of_contexts(contexts) : named;
   if (wanted.empty())
     throw InputError(
         fmt::format("expected a model (-m), or contexts in '{}' whose model is still there, found none",
                     excerpt(contexts.string())));
+  return wanted;
+}
+
+std::vector<std::pair<std::string, std::shared_ptr<const Model>>> load_models(
+    const std::vector<std::string>& paths, int threads) {
   std::vector<std::pair<std::string, std::shared_ptr<const Model>>> models;
-  for (const std::string& path : wanted) {
+  for (const std::string& path : paths) {
     const std::string id = id_of(path);
     expect_utf8(id, "--model: the name");
     std::string free = id;

@@ -12,9 +12,12 @@
 
 namespace lode::serve {
 
-/// Those at `paths`; without any, those that the `.lode` files of `contexts` name and that are still there. An id is the
-/// folder's name. InputError when there is none.
+/// Those that are named; without any, those that the `.lode` files of `contexts` name and that are still there.
+/// InputError when there is none.
+std::vector<std::string> paths_of_models(const std::vector<std::string>& named,
+                                         const std::filesystem::path& contexts);
+/// An id is the folder's name.
 std::vector<std::pair<std::string, std::shared_ptr<const Model>>> load_models(
-    const std::vector<std::string>& paths, const std::filesystem::path& contexts, int threads);
+    const std::vector<std::string>& paths, int threads);
 
 }  // namespace lode::serve
