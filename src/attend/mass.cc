@@ -13,6 +13,7 @@
 #include "base/threads.h"
 #include "kernels/exponentials.h"
 #include "kernels/kernels.h"
+#include "lodestone/error.h"
 
 namespace lode {
 
@@ -224,6 +225,7 @@ void find_large(const Unit& unit, float least, TokenMass& out) {
   for (const Run& run : runs) {
     const bool behind = unit.tail != nullptr && run.begin >= unit.tail->seam;
     const Position seam = behind ? unit.tail->seam : 0;
+    LODE_ASSERT(behind || unit.tail == nullptr || run.end <= unit.tail->seam);
     kernels().score_attended(q.data(), group, behind ? unit.tail->kv.heads[head] : unit.block.kv.heads[head],
                              run.begin - seam, run.end - seam, scores.data() + at, std::ssize(out.rows));
     at += run.end - run.begin;

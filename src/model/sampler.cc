@@ -48,9 +48,9 @@ double Sampler::cut(std::span<const float> logits) {
   std::vector<float> p(logits.size());
   for (std::size_t i = 0; i < p.size(); ++i)
     p[i] = static_cast<float>((logits[i] - best) / options_.temperature);
-  double total = exponential_kernels().weigh(p.data(), nullptr, std::ssize(p));
+  const bool defined = exponential_kernels().weigh(p.data(), nullptr, std::ssize(p)) > 0;
   candidates_.clear(), sorted_ = 0;
-  if (!(total > 0)) {  // logits that are NaN or infinite
+  if (!defined) {  // a logit is NaN or +inf, or all are -inf
     candidates_.emplace_back(1.0f, largest(logits));
     return 1;
   }
@@ -59,9 +59,9 @@ double Sampler::cut(std::span<const float> logits) {
     std::nth_element(candidates_.begin(), candidates_.begin() + options_.top_k, candidates_.end(),
                      is_likelier);
     candidates_.resize(most);
-    total = 0;
-    for (const auto& [share, id] : candidates_) total += share;
   }
+  double total = 0;
+  for (const auto& [share, id] : candidates_) total += share;
   if (options_.top_p == 1 && options_.min_p == 0) return total;
   double kept = 0;
   std::size_t keep = 0;
@@ -85,15 +85,13 @@ const std::pair<float, TokenId>& Sampler::candidate(std::size_t i) {
 }
 
 TokenId Sampler::next(std::span<const float> logits) {
-  TokenId last = largest(logits);
-  if (options_.temperature == 0) return last;
+  if (options_.temperature == 0) return largest(logits);
   double draw = rng_.uniform() * cut(logits);
   for (std::size_t i = 0; i < candidates_.size() && candidate(i).first > 0; ++i) {
-    last = candidate(i).second;
     draw -= candidate(i).first;
-    if (draw < 0) break;
+    if (draw < 0) return candidate(i).second;
   }
-  return last;
+  return candidate(0).second;  // rounding has left something over
 }
 
 TokenProbabilities Sampler::probabilities(std::span<const float> logits) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decode attention over runs and lists of bf16 on the matrix unit. Included by table_amx.cc after
-// attend_causal_bf16-inl.h and attend_bf16-inl.h, whose softmax and rounding it keeps. Keys and values are tiles as
+// attend_causal_bf16-inl.h and attend_bf16-inl.h, whose order of keys it keeps. Keys and values are tiles as
 // they are stored: of a run hardly anything is moved, so that little is done a key but reading it; rows of a list are
 // copied.
 //
@@ -14,8 +14,9 @@
 // columns and (0, p) for odd. For a tile full of queries that would be half of all work: values of two keys, i of
 // the first tile and i of the second, are interleaved instead, once a block for all queries of the pass.
 //
-// Either way an output becomes what it was + (the sum over the first tile + the sum over the second), so that a
-// query's bits do not depend on how many share its pass. What a 0 meets may be infinite or NaN, and 0 times that is
+// Either way an output becomes what it was + (the sum over the first tile + the sum over the second), and as the unit
+// takes denormal numbers for 0, so do the other instructions meanwhile: a query's bits do not depend on how many share
+// its pass. What a 0 meets may be infinite or NaN, and 0 times that is
 // NaN: a query whose sums are not finite at the end is attended again without tiles.
 #pragma once
 
@@ -100,8 +101,9 @@ void give_tile_outputs(const float* sums /*of the query*/, int d, float* o /*[d]
   for (int step = 0; step < steps_of(d); ++step, sums += 2 * G * kW) {
     const __m512 even = _mm512_loadu_ps(sums), odd = _mm512_loadu_ps(sums + G * kW);
     float* to = o + step_at(step, d);
-    _mm512_storeu_ps(to, _mm512_permutex2var_ps(even, low, odd));
-    _mm512_storeu_ps(to + kW, _mm512_permutex2var_ps(even, high, odd));
+    const __m512 zero = _mm512_setzero_ps();  // makes -0, which depends on the way of adding, 0
+    _mm512_storeu_ps(to, _mm512_add_ps(_mm512_permutex2var_ps(even, low, odd), zero));
+    _mm512_storeu_ps(to + kW, _mm512_add_ps(_mm512_permutex2var_ps(even, high, odd), zero));
   }
 }
 template <int G>
@@ -111,6 +113,26 @@ bool all_finite_sums(const float* sums /*of the query*/, int d) {
     zero = _mm512_fmadd_ps(_mm512_loadu_ps(sums), _mm512_setzero_ps(), zero);  // NaN of what is not finite
   return _mm512_cmp_ps_mask(zero, zero, _CMP_UNORD_Q) == 0;
 }
+
+/// While one lives, this thread takes denormal numbers for 0, as the matrix unit does.
+class FlushDenormals {
+ public:
+  FlushDenormals() : before_(_mm_getcsr()) {
+    constexpr unsigned kInputsAndResults = 0x8040;
+    settle_memory();
+    _mm_setcsr(before_ | kInputsAndResults);
+    settle_memory();
+  }
+  ~FlushDenormals() {
+    settle_memory();
+    _mm_setcsr(before_);
+  }
+  FlushDenormals(const FlushDenormals&) = delete;
+  FlushDenormals& operator=(const FlushDenormals&) = delete;
+
+ private:
+  unsigned before_;
+};
 
 /// Queries of a pass over memory, in chunks of up to kTileKeys of them.
 constexpr int kTileQueries = 64;
@@ -426,6 +448,7 @@ void score_on_tiles(const float* q /*[queries, d]*/, int queries, const KvRows& 
   alignas(64) std::uint32_t packed[kMaxHeadDim / 2 * G] = {};
   alignas(64) float s[kBlock * G];
   pack_query_tiles<G>(q, queries, kv.d, packed);
+  settle_memory_of(packed), settle_memory_of(s);
   RunTiles rows(kv, RunRows{begin}, end - begin);
   const Tiles tiles(kDecodeShapes<G>);
   for (std::int64_t b = 0; begin + b * kBlock < end; ++b) {
@@ -483,7 +506,7 @@ LODE_NOINLINE void hide_behind(int n, TileBlock<G>& block) {
   for (int i = n * G; i < kBlock * G; ++i) block.s[i] = kMinusInfinity;
 }
 
-/// As weight_of, within 1e-4, a twentieth of what rounding to bf16 takes: 2^(n + r) with n whole and 0 <= r < 1.
+/// As weight_of, within 1e-4, a twentieth of what rounding to bf16 takes: 2^(n + r) with n whole and 0 <= r <= 1.
 LODE_INLINE Vec coarse_weight_of(Vec a) {
   constexpr int kBehindWhole = 0x09;                                           // x - floor(x)
   const __m512 x = _mm512_mul_ps(_mm512_max_ps(_mm512_set1_ps(-200.0f), a.x),  // NaN: second operand
@@ -547,7 +570,7 @@ LODE_INLINE void scale_sums(const TileBlock<G>& block, int d, float* sums /*[ste
   for (int i = 0; block.rises && i < 2 * steps_of(d) * G; ++i)
     store(sums + i * kW, load(sums + i * kW) * set1(block.alpha[i % G]));
 }
-/// sums += added, the sum over the block before: numbers that tiles have just stored would have to be waited for.
+/// sums += added, the sum over the block before: added one block later, since loading what a tile has just stored stalls.
 template <int G>
 LODE_INLINE void take_added(int d, const float* added, float* sums /*both [steps, 2, G, kW]*/) {
   for (int i = 0; i < 2 * steps_of(d) * G; ++i)
@@ -625,14 +648,15 @@ LODE_NOINLINE void add_paired_values(const TileBlock<G>& block, int d, const std
   settle_memory();
 }
 
-/// Up to kTileQueries queries over a run or a list, G at a time: a chunk, of a power of two of them.
+/// Up to kTileQueries queries over a run or a list, in chunks of G. Their number is a power of two, and 1 where they do
+/// not fill a tile; for_passes sees to that.
 template <int G, class Rows>
 class TileRows {
  public:
   TileRows(const float* q, int queries, const KvRows& kv, Rows rows,
            const float* log_weights /*of each row, or null*/, std::int64_t count, const SoftmaxState& state)
       : queries_(queries),
-        log_chunks_(std::bit_width(static_cast<unsigned>((queries + G - 1) / G - 1))),
+        log_chunks_(kFillTile<G> ? std::bit_width(static_cast<unsigned>((queries + G - 1) / G - 1)) : 0),
         d_(kv.d),
         count_(count),
         log_weights_(log_weights),
@@ -640,7 +664,8 @@ class TileRows {
         tiles_(kv, rows, count) {
     const std::int64_t sums = std::int64_t{2} * steps_of(d_) * G * kW;
     if (queries < chunks() * G) {  // what has no query is multiplied, too
-      std::memset(packed_, 0, sizeof packed_[0] * static_cast<std::size_t>(chunks() * sums / 2));
+      if constexpr (!kFillTile<G>)
+        std::memset(packed_, 0, sizeof packed_[0] * static_cast<std::size_t>(sums / 2));
       std::memset(sums_, 0, sizeof sums_[0] * static_cast<std::size_t>(chunks() * sums));
     }
     if constexpr (!kFillTile<G>) std::memset(added_, 0, sizeof added_[0] * static_cast<std::size_t>(sums));
@@ -655,12 +680,14 @@ class TileRows {
       for (int g = 0; g < members(c); ++g)  // what came before is one more sum
         chunk_[c].l[g] = state.l[first + g];
     }
+    settle_memory_of(this);
   }
 
   /// Of a run, turns lag behind each other, so that none waits for what was written just before.
   void attend() {
     constexpr int kLag = TilesOf<Rows>::kLag;
     const Tiles tiles(kDecodeShapes<G>);
+    const FlushDenormals flush;
     const std::int64_t turns = (count_ + kBlock - 1) / kBlock << log_chunks_;
     for (std::int64_t i = 0; i < turns + kLag; ++i) {
       if (i < turns) score(i);
@@ -722,13 +749,13 @@ class TileRows {
   }
   void add_values(std::int64_t i) {
     const Turn turn = turn_of(i);
-    const TilePair values = tiles_.values(turn.block);
     float* const sums = chunk_[turn.chunk].sums;
     if constexpr (kFillTile<G>) {
-      if (turn.chunk == 0) pair_values(values, d_, pairs_);
+      if (turn.chunk == 0) pair_values(tiles_.values(turn.block), d_, pairs_);
       add_paired_values(blocks_[i % 2], d_, pairs_, sums, tiles_.behind_values(turn));
     } else {
-      add_tile_values(blocks_[i % 2], d_, values, added_, sums, tiles_.behind_values(turn));
+      add_tile_values(blocks_[i % 2], d_, tiles_.values(turn.block), added_, sums,
+                      tiles_.behind_values(turn));
     }
   }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels for AMX (tiles, bf16): prefill attention of its own, everything else as for AVX-512 with bf16.
+// The kernels for AMX (tiles, bf16): attention of its own, everything else as for AVX-512 with bf16.
 #include "kernels/cpu/simd/vec_avx512.h"
 // What this table takes from that of AVX-512 is not used here.
 #pragma GCC diagnostic ignored "-Wunused-function"
@@ -24,8 +24,8 @@ const KernelTable& avx512bf16_kernels();
 
 namespace {
 
-/// Calls body<G>(first query, their number) for the queries of each pass over memory; tiles hold a power of
-/// two, and so many chunks.
+/// Calls body<G>(first query, their number) for the queries of each pass over memory: 16, 32 or 64 of them, and what
+/// is left at the end, so that a pass is a power of two of chunks of G.
 template <class Body>
 void for_passes(int queries, Body body) {
   for (int first = 0; first < queries;) {
@@ -94,6 +94,11 @@ void score_attended_amx(const float* q, int queries, const KvRows& kv, std::int6
     for_passes(std::min(queries - first, kTileKeys), [&]<int G>(int, int n) {
       score_on_tiles<G>(q + std::int64_t{first} * kv.d, n, kv, begin, end, scores + first * stride, stride);
     });
+  // Where a key is infinite, columns that a step takes from the one before have met a 0.
+  for (int g = 0; g < queries; ++g)
+    if (!all_finite(scores + g * stride, end - begin))
+      avx512bf16_kernels().score_attended(q + std::int64_t{g} * kv.d, 1, kv, begin, end, scores + g * stride,
+                                          stride);
 }
 
 }  // namespace
