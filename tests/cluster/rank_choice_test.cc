@@ -15,6 +15,7 @@
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
 #include "support/hash_file.h"
+#include "support/rank_choice.h"
 #include "support/saap.h"
 #include "support/selectors.h"
 
@@ -93,7 +94,7 @@ World rank_world(const WorldShape& shape, const Share& own, std::int64_t documen
 }
 
 /// Far keys of a question behind the document, by a selector of the keys up to `end`.
-std::vector<FarSet> choice_of(Selector& selector, World& world, std::int64_t document, std::int64_t end,
+std::vector<FarSet> choice_in(Selector& selector, World& world, std::int64_t document, std::int64_t end,
                               const LayerGeometry& geometry) {
   const auto rows = [&](std::int64_t tokens) {
     std::vector<KvRows> heads(world.store().layer(0).heads.begin(), world.store().layer(0).heads.end());
@@ -106,12 +107,7 @@ std::vector<FarSet> choice_of(Selector& selector, World& world, std::int64_t doc
   QueryBlock block = world.block(static_cast<Position>(document), 5);
   block.kv = {.heads = all, .tokens = document};
   block.far_limit = static_cast<Position>(document);
-  Selection out;
-  selector.select({&block, 1}, out);
-  std::vector<std::string> problems;
-  std::vector<FarSet> found = far_sets(out, block, geometry, &problems);
-  EXPECT_TRUE(problems.empty()) << problems.front();
-  return found;
+  return choice_of(selector, block, geometry);
 }
 
 class OverRanks : public testing::TestWithParam<std::string> {
@@ -143,7 +139,7 @@ TEST_P(OverRanks, TheUnionOfAllRanksIsOneMachinesChoice) {
   const LayerGeometry geometry = alone.geometry(pool_);
   const Spec spec = spec_for(geometry);
   const auto selector = made(spec, geometry);
-  const std::vector<FarSet> wanted = choice_of(*selector, alone, kDocument, kDocument, geometry);
+  const std::vector<FarSet> wanted = choice_in(*selector, alone, kDocument, kDocument, geometry);
   for (const int size : {1, 2, 3, 4, 7, 300}) {
     if (size == 300 && GetParam() != "topk:k=5")
       continue;  // ranks in the sink, in the window, and of two keys
@@ -156,21 +152,9 @@ TEST_P(OverRanks, TheUnionOfAllRanksIsOneMachinesChoice) {
       const LayerGeometry g = world.geometry(pool);
       const auto part = made(spec, g);
       ASSERT_TRUE(divide_keys(part.get(), {&ranks, kDocument, own}));
-      found[static_cast<std::size_t>(ranks.rank())] = choice_of(*part, world, kDocument, own.end, g);
+      found[static_cast<std::size_t>(ranks.rank())] = choice_in(*part, world, kDocument, own.end, g);
     });
-    for (std::size_t query = 0; query < wanted.size(); ++query) {
-      FarSet all;
-      std::size_t named = 0;
-      for (int r = 0; r < size; ++r) {
-        const FarSet& part = found[static_cast<std::size_t>(r)][query];
-        const Share own = token_share(kDocument, r, size);
-        for (const auto& [row, weight] : part) EXPECT_TRUE(row >= own.begin && row < own.end) << row;
-        named += part.size();
-        all.insert(part.begin(), part.end());
-      }
-      EXPECT_EQ(named, all.size());
-      EXPECT_EQ(all, wanted[query]) << "query " << query << " over " << size;
-    }
+    expect_union(found, wanted, kDocument);
   }
 }
 
