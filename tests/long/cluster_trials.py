@@ -4,10 +4,12 @@
 
     tests/long/cluster_trials.py build/release/lodestone [--questions 200] [--failures 40] [--seed 1] [--characters 12000]
     tests/long/cluster_trials.py build/release/lodestone --context LONG.lode --text LONG.txt [--questions 200] [--counts 2,4]
+    tests/long/cluster_trials.py build/release/lodestone --text LONG.txt -a topk -a hash [--whole squeezed] [--questions 50] [--counts 2,4]
 
 A rank is killed, stopped or left without memory, or its host's link is cut or delayed for a while, as ranks start, answer or index.
 Where there are no network namespaces all ranks are on one machine, and links stay as they are. With --context only answers of `full`
-about a text that is indexed already are compared. Prints one JSON object; exits 1 when
+about a text that is indexed already are compared. With -a, each number of ranks indexes the text, and as many, others and one process
+answer from its shards. Prints one JSON object; exits 1 when
 an answer differs, a message is too long, a failure ends without a reason, or something is left behind.
 """
 
@@ -45,17 +47,19 @@ def questions_about(text: str, count: int, rng: random.Random) -> list[str]:
 
 
 def on_one_machine(count: int, command: list[str]) -> list[str]:
-    return command if count == 1 else ["mpirun", "--oversubscribe", "-n", str(count), *command]
+    return command if count == 1 else ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(count), *command]
 
 
-def ask(program: str, context: str, questions: list[str], methods: tuple[str, ...]) -> list[str]:
-    return [program, "ask", context, *questions, *(flag for method in methods for flag in ("-a", method)), "--json", "-n", "8", "--threads", "1",
-            "--quiet"]
+def flags_of(methods: tuple[str, ...]) -> list[str]:
+    return [flag for method in methods for flag in ("-a", method)]
 
 
-def index(program: str, folder: str, output: str) -> list[str]:
-    methods = [flag for method in METHODS for flag in ("-a", method)]
-    return [program, "index", "-m", str(ROOT / "models/pocket"), "-f", f"{folder}/text.txt", "-o", output, *methods, "--threads", "1", "--quiet",
+def ask(program: str, context: str, questions: list[str], methods: tuple[str, ...], threads: int = 1) -> list[str]:
+    return [program, "ask", context, *questions, *flags_of(methods), "--json", "-n", "8", "--threads", str(threads), "--quiet"]
+
+
+def index(program: str, text: str, output: str, methods: tuple[str, ...] = METHODS, threads: int = 1) -> list[str]:
+    return [program, "index", "-m", str(ROOT / "models/pocket"), "-f", text, "-o", output, *flags_of(methods), "--threads", str(threads), "--quiet",
             "--force"]
 
 
@@ -66,8 +70,8 @@ def run(command: list[str]) -> str:
     return done.stdout
 
 
-def answers(program: str, count: int, context: str, questions: list[str], methods: tuple[str, ...]) -> list[dict]:
-    return json.loads(run(on_one_machine(count, ask(program, context, questions, methods))))["answers"]
+def answers(program: str, count: int, context: str, questions: list[str], methods: tuple[str, ...], threads: int = 1) -> list[dict]:
+    return json.loads(run(on_one_machine(count, ask(program, context, questions, methods, threads))))["answers"]
 
 
 def messages(shared: list[dict], count: int) -> dict:
@@ -83,18 +87,33 @@ def without_times(answer: dict) -> dict:
     return {name: value for name, value in answer.items() if not name.endswith("_seconds")}
 
 
-def compare_count(program: str, context: str, questions: list[str], few: list[str], count: int, alone: list[dict]) -> dict:
-    methods = METHODS if few else ()
-    shared = answers(program, count, context, questions, ("full",)) + (answers(program, count, context, few, methods) if few else [])
-    different = [(a["question"], a["attention"], a["answer"], b["answer"]) for a, b in zip(alone, shared, strict=True)
-                 if (a["answer"], a["tokens_generated"]) != (b["answer"], b["tokens_generated"])]
+def ask_all(program: str, count: int, context: str, questions: list[str], few: list[str], methods: tuple[str, ...], threads: int = 1) -> list[dict]:
+    """`questions` to `full`, the `few` to each of the methods."""
+    of_full = answers(program, count, context, questions, ("full",), threads)
+    return of_full + (answers(program, count, context, few, methods, threads) if few else [])
+
+
+def differences(some: list[dict], others: list[dict]) -> list[tuple]:
+    return [(a["question"], a["attention"], a["answer"], b["answer"]) for a, b in zip(some, others, strict=True)
+            if (a["answer"], a["tokens_generated"]) != (b["answer"], b["tokens_generated"])]
+
+
+def compare_count(program: str, context: str, questions: list[str], few: list[str], count: int, alone: list[dict],
+                  methods: tuple[str, ...] = METHODS, threads: int = 1) -> dict:
+    shared = ask_all(program, count, context, questions, few, methods, threads)
+    different = differences(alone, shared)
     chosen = sum(a["selectivity"] != b["selectivity"] for a, b in zip(alone, shared, strict=True))
-    repeated = answers(program, count, context, few or questions[:1], ("full",))
-    changed = sum(without_times(a) != without_times(b) for a, b in zip(shared, repeated))  # `repeated` is the shorter
-    kinds = {"full": shared[:len(questions)]} | {m: [a for a in shared if a["attention"].startswith(m)] for m in (m.split(":")[0] for m in methods)}
+    first = {(a["question"], a["attention"]): without_times(a) for a in shared}
+    repeated = ask_all(program, count, context, questions[:10], few[:2], methods, threads)
+    changed = sum(first[a["question"], a["attention"]] != without_times(a) for a in repeated)
+    kinds = {"full": shared[:len(questions)]}
+    if few:
+        kinds |= {m: [a for a in shared[len(questions):] if a["attention"].split(":")[0] == m] for m in (m.split(":")[0] for m in methods)}
     print(f"{pathlib.Path(context).name} over {count} ranks: {len(different)} of {len(shared)} answers differ", file=sys.stderr)
-    return {"answers": len(shared), "different": different, "other_selectivity": chosen, "changed_when_repeated": changed,
-            "messages": {name: messages(of, count) for name, of in kinds.items()}}
+    figures = {"answers": len(shared), "different": different, "other_selectivity": chosen, "changed_when_repeated": changed,
+               "messages": {name: messages(of, count) for name, of in kinds.items()}}
+    print(json.dumps(figures), file=sys.stderr)
+    return figures
 
 
 def compare_long(program: str, context: str, questions: list[str], counts: list[int]) -> dict:
@@ -109,17 +128,62 @@ def compare(program: str, context: str, questions: list[str], others: int) -> di
     All numbers of ranks at once: they wait for messages longer than they compute.
     """
     few = questions[:others]
-    alone = answers(program, 1, context, questions, ("full",)) + answers(program, 1, context, few, METHODS)
+    alone = ask_all(program, 1, context, questions, few, METHODS)
     counts = (2, 3, 4, 7)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         return dict(zip(counts, pool.map(lambda count: compare_count(program, context, questions, few, count, alone), counts), strict=True))
+
+
+def compare_readings(program: str, folder: str, text: str, questions: list[str], flags: argparse.Namespace) -> dict:
+    """A long text as one process and as each number of ranks has read it.
+
+    Shards are asked by as many ranks as wrote them, by the next of the numbers, and by one process, which has the same rows. One process's
+    file is asked by methods of which every rank makes the whole choice. Rows of two readings differ by rounding: answers to those are listed,
+    and nothing is expected of them.
+    """
+    cores, counts = len(os.sched_getaffinity(0)), flags.counts
+    one, methods, every = f"{folder}/one.lode", tuple(flags.methods), (*flags.methods, *flags.whole)
+    whole = {method.split(":")[0] for method in flags.whole}
+    figures: dict = {"answers": {}, "readings": {}}
+    began = time.monotonic()
+
+    def progress(what: str) -> None:
+        print(f"{time.monotonic() - began:.0f} s: {what}", file=sys.stderr)
+
+    run(index(program, text, one, every, cores))
+    progress("one process has read the text")
+    alone = ask_all(program, 1, one, questions, questions, every, cores)
+    progress("and answered")
+    readers = counts[:flags.readers]
+    for count in readers:
+        run(on_one_machine(count, index(program, text, f"{folder}/{count}.lode", methods, max(1, cores // count))))
+        progress(f"{count} ranks have read the text")
+
+    def compared(count: int, other: int) -> None:
+        shards, own_cores = f"{folder}/{count}.lode", max(1, cores // len(readers))
+        same_rows = ask_all(program, 1, shards, questions, questions, methods, own_cores)
+        progress(f"one process has answered from {count} shards")
+        of_both = [a for a in alone if a["attention"].split(":")[0] not in whole]
+        figures["readings"][count] = {"answers": len(same_rows), "different": differences(of_both, same_rows)}
+        figures["answers"][f"{count} shards"] = {
+            ranks: compare_count(program, shards, questions, questions, ranks, same_rows, methods, max(1, own_cores // ranks))
+            for ranks in (count, other)}
+        if whole:
+            of_whole = [a for a in alone if a["attention"].split(":")[0] in (*whole, "full")]
+            figures["answers"][f"one file, {count} ranks"] = {
+                count: compare_count(program, one, questions, questions, count, of_whole, tuple(flags.whole), max(1, own_cores // count))}
+        progress(f"done with {count}")
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        list(pool.map(compared, readers, counts[1:] + counts[:1]))
+    return figures
 
 
 def bytes_that_differ(program: str, folder: str, count: int) -> list[int]:
     """Of each shard, written twice: what is left is the writing's own number and checksums of it."""
     shards = []
     for name in ("first", "second"):
-        run(on_one_machine(count, index(program, folder, f"{folder}/{name}.lode")))
+        run(on_one_machine(count, index(program, f"{folder}/text.txt", f"{folder}/{name}.lode")))
         shards.append([path.read_bytes() for path in sorted(pathlib.Path(folder).glob(f"{name}.lode.*"))])
         for path in pathlib.Path(folder).glob(f"{name}.lode*"):
             path.unlink()
@@ -229,7 +293,7 @@ class Failures:
         before = {p.name for p in pathlib.Path(self.folder).iterdir()}
         # Those that may end well have few questions, the others more than they get through.
         questions = self.questions if how in HARMLESS else self.questions * 60
-        work = ask(self.program, self.context, questions, ("full", METHODS[0])) if self.tried % 3 else index(self.program, self.folder, self.context)
+        work = ask(self.program, self.context, questions, ("full", METHODS[0])) if self.tried % 3 else index(self.program, f"{self.folder}/text.txt", self.context)
         self.tried += 1
         result = fail_once(hosts.launch(3, *work) if hosts else on_one_machine(3, work), how, self.folder, hosts, self.rng)
         if "missed" in result:
@@ -269,8 +333,8 @@ def trials(program: str, flags: argparse.Namespace, rng: random.Random) -> dict:
     with tempfile.TemporaryDirectory(prefix="lode-ranks-") as folder:
         (pathlib.Path(folder) / "text.txt").write_text(text, encoding="utf-8")
         one, shards = f"{folder}/one.lode", f"{folder}/shards.lode"
-        run(index(program, folder, one))
-        run(on_one_machine(3, index(program, folder, shards)))
+        run(index(program, f"{folder}/text.txt", one))
+        run(on_one_machine(3, index(program, f"{folder}/text.txt", shards)))
         if flags.questions:
             questions = questions_about(text, flags.questions, rng)
             figures["answers"] = {"shards": compare(program, shards, questions, flags.others),
@@ -294,13 +358,21 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--context", help="a .lode file of one process")
     parser.add_argument("--text", help="the text that it is of")
-    parser.add_argument("--counts", type=lambda text: [int(count) for count in text.split(",")], default=[2, 4], help="of ranks, with --context")
+    parser.add_argument("--counts", type=lambda text: [int(count) for count in text.split(",")], default=[2, 4], help="of ranks, about a long text")
+    parser.add_argument("--readers", type=int, default=99, help="as many of these, the first, index the text")
+    parser.add_argument("-a", dest="methods", action="append", default=[], help="of a long text that ranks index")
+    parser.add_argument("--whole", action="append", default=[], help="the same, of which every rank makes the whole choice: of one file alone")
     flags = parser.parse_args()
     program = str(pathlib.Path(flags.program).resolve())
     rng = random.Random(flags.seed)
-    if flags.context:
+    figures: dict = {}
+    if flags.text:
         questions = questions_about(pathlib.Path(flags.text).read_text(encoding="utf-8"), flags.questions, rng)
-        figures: dict = {"answers": {"one file": compare_long(program, flags.context, questions, flags.counts)}}
+    if flags.context:
+        figures["answers"] = {"one file": compare_long(program, flags.context, questions, flags.counts)}
+    elif flags.text:
+        with tempfile.TemporaryDirectory(prefix="lode-ranks-") as folder:
+            figures = compare_readings(program, folder, flags.text, questions, flags)
     else:
         figures = trials(program, flags, rng)
     print(json.dumps(figures, indent=1))
