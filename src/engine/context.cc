@@ -494,6 +494,20 @@ std::int64_t Context::index_bytes() const {
   return bytes;
 }
 
+namespace {
+
+bool listens(const Selector* selector) {
+  return selector != nullptr && selector->wants_writes();
+}
+
+void expect_no_listeners(const AttachedMethod& method) {
+  if (std::ranges::any_of(method.selectors, listens))
+    throw InputError(fmt::format("'{}' learns from the prefill itself: name it when the text is indexed",
+                                 method.spec.str()));
+}
+
+}  // namespace
+
 MethodId Context::attach(const Spec& spec) {
   Impl& c = *impl_;
   if (const MethodId known = c.find(spec); known != kNotAttached) return known;
@@ -520,11 +534,7 @@ MethodId Context::attach(const Spec& spec) {
       if (auto* const built = dynamic_cast<BuiltByDevice*>(selector); built != nullptr)
         built->build_by(device_keys_of(*c.gpu));
   c.divide(method);
-  const auto listens = [](const Selector* s) { return s != nullptr && s->wants_writes(); };
-  if (c.tokens() > 0 && std::any_of(method.selectors.begin(), method.selectors.end(), listens)) {
-    throw InputError(
-        fmt::format("'{}' learns from the prefill itself: name it when the text is indexed", spec.str()));
-  }
+  if (c.tokens() > 0) expect_no_listeners(method);
   method.built = !info.make;
   if (c.gpu != nullptr && info.make) method.chosen_by = c.gpu->attach(spec, method.selectors);
   for (std::size_t layer = 0; layer < method.selectors.size(); ++layer) {
@@ -562,6 +572,12 @@ void Context::build_indexes(const std::function<void(std::int64_t)>& progress) {
       if (progress) progress(++done);
     });
   }
+}
+
+void expect_index_without_reading(const std::shared_ptr<const Model>& model, const Spec& spec) {
+  Context context(model, {.max_tokens = 1});
+  context.attach(spec);
+  expect_no_listeners(context.impl().methods.back());
 }
 
 std::string clusters_left_to_host(const Context& context) {

@@ -120,6 +120,10 @@ WorkReport report_of(const ForwardWork& work, std::int64_t tokens);
 /// What the selectors of a method say of the text: the first that says something, and how many others do.
 std::string notice_of(const AttachedMethod& method);
 
+/// InputError where it shows without a text that one which has been read cannot be indexed for a method: it does not
+/// fit the model, lacks its artefact, or learns from the prefill itself.
+void expect_index_without_reading(const std::shared_ptr<const Model>& model, const Spec& spec);
+
 /// Which clusters of keys the host's cores have made of a context on the GPU, and why, for people; empty: none.
 std::string clusters_left_to_host(const Context& context);
 

@@ -273,10 +273,9 @@ bool Scheduler::Impl::reserve(Sequence& sequence) {
     return false;
   }
   if (!alone()) return false;
-  throw RunError(
+  throw OutOfDeviceMemory(
       "expected room on the GPU for a question and answer, found it taken by sequences that are kept: end "
-      "some of "
-      "them");
+      "some of them");
 }
 
 std::unique_ptr<RunningAnswer> Scheduler::Impl::answering(const Asked& asked) const {

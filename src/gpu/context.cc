@@ -235,6 +235,7 @@ std::int64_t CudaContext::bytes() const {
   if (share_.sum != nullptr) bytes += share_.sum->bytes();
   if (tier_ != nullptr) bytes += tier_->bytes();
   if (active_ != nullptr) bytes += active_->bytes();
+  if (device_keys_ != nullptr) bytes += device_keys_->bytes();
   for (const auto& [key, native] : methods_state_) bytes += native.selector->bytes();
   return bytes;
 }

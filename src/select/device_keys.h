@@ -125,6 +125,8 @@ class DeviceKeys {
 
   /// Gives back what the calls have held of the device's memory.
   virtual void release() = 0;
+  /// Of the device's memory that is held.
+  virtual std::int64_t bytes() const { return 0; }
 };
 
 /// A selector whose index a GPU helps to build. A null device, or a call that is not for it (takes): the host's

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "base/out_of_memory.h"
 #include "engine/document.h"
 #include "lodestone/error.h"
 #include "lodestone/scheduler.h"
@@ -197,6 +198,30 @@ TEST(GpuBatch, QuestionsWaitForAPlaceBehindTheirDocument) {
     EXPECT_EQ(scheduler.stats().failed, 0);
   }
   EXPECT_EQ(answers[0], answers[1]);
+}
+
+/// Room that sequences keep for questions to come is theirs until they are given up, which is no fault of who finds none.
+TEST(GpuBatch, RoomThatIsKeptLacksOnlyUntilItIsGivenUp) {
+  NEEDS_GPU();
+  const auto document = document_on(Device::cuda, 0, 640);
+  const std::int64_t block = 128 * document->impl().parts().kv.shape().token_bytes(),
+                     kept = (document->max_tokens() - document->tokens()) / 128;
+  Scheduler scheduler(pocket(), {.memory = (kept + 1) * block, .device = Device::cuda});
+  const auto ask = [&](std::int64_t answer, std::shared_ptr<SequenceCache> cache) {
+    return scheduler
+        .submit({.document = document,
+                 .prompt = part_of_story(640, 5),
+                 .attention = parse_spec("full"),
+                 .options = {.max_new_tokens = answer, .stop_at_eos = false},
+                 .cache = std::move(cache)})
+        .result;
+  };
+  const auto cache = std::make_shared<SequenceCache>();
+  EXPECT_EQ(ask(3, cache).get().generation.tokens.size(), 3u);
+  EXPECT_EQ(ask(3, {}).get().generation.tokens.size(), 3u);  // the block beside it
+  EXPECT_THROW(ask(130, {}).get(), OutOfDeviceMemory);
+  cache->clear();
+  EXPECT_EQ(ask(130, {}).get().generation.tokens.size(), 130u);
 }
 
 TEST(GpuBatch, WhatItCannotDoIsNamed) {

@@ -450,9 +450,50 @@ void join_lists(const Queries& queries, const JoinTask& task, StreamHandle strea
 
 namespace lode {
 
+namespace {
+
+std::int64_t held_clusters = 0;
+std::function<std::int64_t()> limit_of_last;
+
+/// Holds what it is told to, and makes nothing of it.
+class HeldKeys final : public DeviceKeys {
+ public:
+  bool takes(const KeysOnDevice&, std::int64_t) const override { return false; }
+  std::vector<std::vector<float>> centroids(const KeysOnDevice&, std::span<const std::vector<Position>>,
+                                            std::int64_t, std::span<const std::uint64_t>) override {
+    throw RunError("the played GPU makes no clusters");
+  }
+  std::vector<std::int32_t> labels(const KeysOnDevice&, std::span<const std::vector<float>>) override {
+    throw RunError("the played GPU makes no clusters");
+  }
+  std::vector<KeyClusters> clusters(const KeysOnDevice&, const ClusterTask&) override {
+    throw RunError("the played GPU makes no clusters");
+  }
+  std::vector<double> sharpness(const KeysOnDevice&, std::span<const float>, int, float) override {
+    throw RunError("the played GPU makes no clusters");
+  }
+  void attend(int, std::int64_t, std::span<const float>, float, std::span<float>, std::span<float>) override {
+    throw RunError("the played GPU makes no clusters");
+  }
+  void release() override {}
+  std::int64_t bytes() const override { return held_clusters; }
+};
+
+}  // namespace
+
+void cuda::play_held_clusters(std::int64_t bytes) {
+  held_clusters = bytes;
+}
+std::int64_t cuda::left_to_index() {
+  return limit_of_last();
+}
+
 /// The played GPU makes no clusters: the host does.
-std::unique_ptr<DeviceKeys> make_device_keys(std::function<GpuKeys()>, int, std::function<std::int64_t()>) {
-  return nullptr;
+std::unique_ptr<DeviceKeys> make_device_keys(std::function<GpuKeys()>, int,
+                                             std::function<std::int64_t()> limit) {
+  if (held_clusters == 0) return nullptr;
+  limit_of_last = std::move(limit);
+  return std::make_unique<HeldKeys>();
 }
 
 }  // namespace lode

@@ -15,6 +15,10 @@ void enqueue(StreamHandle stream, std::function<void()> work);
 /// So many bytes of "device" memory; more is refused as a GPU refuses it. Says how many are in use.
 std::int64_t play_memory(std::int64_t bytes);
 inline constexpr std::int64_t kPlayedMemory = std::int64_t{1} << 34;  ///< unless play_memory says otherwise
+/// Index building of contexts that are made from now on holds so many bytes; of the last of them, how many are left to
+/// it.
+void play_held_clusters(std::int64_t bytes);
+std::int64_t left_to_index();
 std::vector<float> widened(const void* from, DType type, std::int64_t n);
 
 }  // namespace lode::cuda

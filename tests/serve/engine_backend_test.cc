@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
 #include <set>
 
 #include "support/asking.h"
@@ -112,6 +113,75 @@ TEST(EngineBackend, ADeletedDocumentsWaitersAreRefused) {
   const std::vector<Told> told = crowd.told();
   for (int i = 0; i + 1 < kDocuments; ++i) EXPECT_EQ(told[static_cast<std::size_t>(i)].status, 200);
   EXPECT_TRUE(told.back().status == 404 || told.back().status == 200) << told.back().error;
+}
+
+/// While its prompt is made of its text, which takes a moment, a question is neither among those that wait nor among
+/// those that are answered.
+TEST(EngineBackend, ACancelFindsAQuestionThatBegins) {
+  const test::ContextsFolder folder;
+  EngineBackend backend({{"pocket", pocket()}}, options_for(folder.path(), std::int64_t{1} << 34));
+  ASSERT_EQ(test::store(backend, "book", lisbon(8)), "");
+  std::string longest;  // too long to be answered, which would be heard if the cancel were lost
+  while (longest.size() < (std::size_t{8} << 20)) longest += lisbon(8);
+  Crowd crowd(backend);
+  const std::uint64_t id = crowd.ask("book", longest, 4);  // the document has to be opened first
+  while (backend.stats().queued > 0) std::this_thread::yield();
+  backend.cancel(id);
+  const Told told = crowd.told().front();
+  EXPECT_EQ(told.status, 200) << told.error;
+  EXPECT_EQ(told.answer.ending, "cancelled");
+}
+
+/// Changes a byte in the middle of a document's file, where keys and values are.
+void damage(const std::filesystem::path& path) {
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekg(static_cast<std::streamoff>(std::filesystem::file_size(path) / 2));
+  const char byte = static_cast<char>(~file.peek());
+  file.seekp(file.tellg());
+  file.put(byte);
+}
+
+/// Whatever it is asked by, and whatever it was asked by before: a damaged file is no fault of the question.
+TEST(EngineBackend, ADamagedFileIsNamedWhateverTheQuestionAttendsBy) {
+  const test::ContextsFolder folder;
+  std::int64_t bytes = 0;
+  store_and_ask(folder.path(), bytes);
+  EngineBackend backend({{"pocket", pocket()}}, options_for(folder.path(), bytes / kDocuments / 4));
+  const auto ask = [&](const std::string& name, const std::string& attention) {
+    Crowd crowd(backend);
+    crowd.ask(name, test::kQuestions[0], 4, attention);
+    return crowd.told().front();
+  };
+  const std::string other = "topk:k=32,window=64";  // which the file has no index for
+  EXPECT_EQ(ask("d0", other).status, 200);
+  EXPECT_EQ(ask("d1", "full").status, 200);  // there is room for one alone: d0 is closed
+  damage(folder.path() / "d0.lode");
+  for (const std::string& attention : {std::string("full"), std::string("quest:window=64"), other}) {
+    const Told told = ask("d0", attention);
+    EXPECT_EQ(told.status, 409) << attention << ": " << told.error;
+    EXPECT_NE(told.error.find("cannot be used"), std::string::npos) << told.error;
+  }
+  EXPECT_EQ(ask("d1", other).status, 200);
+}
+
+/// A method that would have had to see the text being read.
+TEST(EngineBackend, ASpecThatCannotBeHadIsTheQuestionsFaultAndClosesNothing) {
+  const test::ContextsFolder folder;
+  EngineBackend backend({{"pocket", pocket()}}, options_for(folder.path(), std::int64_t{1} << 34));
+  ASSERT_EQ(test::store(backend, "book", lisbon(8)), "");
+  const auto status = [&](const std::string& attention) {
+    Crowd crowd(backend);
+    try {
+      crowd.ask("book", test::kQuestions[0], 4, attention);
+    } catch (const ApiError& error) {
+      return error.status;
+    }
+    return crowd.told().front().status;
+  };
+  EXPECT_EQ(status("h2o:window=64"), 400);  // when it is opened
+  EXPECT_EQ(status("full"), 200);
+  EXPECT_EQ(status("snapkv:window=64"), 400);
+  EXPECT_TRUE(backend.context("book").in_memory);
 }
 
 }  // namespace

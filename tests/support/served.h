@@ -20,6 +20,7 @@ struct Told {
   serve::Answer answer;
   int status = 200;
   std::string error;
+  int retry_seconds = 0;
 };
 
 /// Waits for the answers to questions that were asked at once.
@@ -34,15 +35,18 @@ class Crowd {
     serve::Question question = {.context = context, .turns = {{"user", text}}, .attention = attention};
     question.max_new_tokens = tokens;
     std::promise<Told>& told = *told_[i];
-    return backend_.ask(
-        std::move(question),
-        {.on_text = [](std::string_view) {},
-         .on_answer =
-             [&told](const serve::Answer& answer) { told.set_value({.answer = answer, .error = {}}); },
-         .on_failure =
-             [&told](const serve::ApiError& error) {
-               told.set_value({.answer = {}, .status = error.status, .error = error.what()});
-             }});
+    return backend_.ask(std::move(question), {.on_text = [](std::string_view) {},
+                                              .on_answer =
+                                                  [&told](const serve::Answer& answer) {
+                                                    told.set_value({.answer = answer, .error = {}});
+                                                  },
+                                              .on_failure =
+                                                  [&told](const serve::ApiError& error) {
+                                                    told.set_value({.answer = {},
+                                                                    .status = error.status,
+                                                                    .error = error.what(),
+                                                                    .retry_seconds = error.retry_seconds});
+                                                  }});
   }
   std::vector<Told> told() {
     std::vector<Told> all;

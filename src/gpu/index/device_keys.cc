@@ -135,6 +135,12 @@ class KeysOfContext final : public DeviceKeys {
     give_back();
   }
 
+  std::int64_t bytes() const override {
+    std::int64_t held = lloyd_.bytes() + scorer_.bytes();
+    for_buffers(*this, [&](const cuda::Buffer& buffer) { held += buffer.bytes(); });
+    return held;
+  }
+
  private:
   /// Of a head: its keys as they are and as they are compared, what clusters take, and three results of them.
   static std::int64_t bytes_for(const LloydTask& head) {
@@ -148,11 +154,7 @@ class KeysOfContext final : public DeviceKeys {
       body(*buffer);
   }
   /// What it may take, with what it holds already.
-  std::int64_t room() const {
-    std::int64_t held = lloyd_.bytes() + scorer_.bytes();
-    for_buffers(*this, [&](const cuda::Buffer& buffer) { held += buffer.bytes(); });
-    return limit_() + held;
-  }
+  std::int64_t room() const { return limit_() + bytes(); }
   /// Others may take memory between a look at what is free and the use of it: then all that is held is given back, and
   /// heads go one by one. What does not suffice even so is said.
   template <class Work>

@@ -10,7 +10,8 @@
 
 namespace lode {
 
-/// `keys` says where a context's keys are now, `limit` how many bytes of the GPU's memory are left to this program.
+/// `keys` says where a context's keys are now, `limit` how many bytes of the GPU's memory are left to this program
+/// beside what is held here.
 std::unique_ptr<DeviceKeys> make_device_keys(std::function<GpuKeys()> keys, int query_heads,
                                              std::function<std::int64_t()> limit);
 

@@ -644,6 +644,13 @@ DocumentSource Library::source_of(const Entry& entry) const {
     const GpuModel* const gpu = device == Device::cuda ? model.on_gpu.get() : nullptr;
     return document_bytes(*model.model, gpu, type, tokens, most, all);
   };
+  const auto check = [&model](const Spec& spec) {
+    try {
+      expect_index_without_reading(model.model, spec);
+    } catch (const InputError& error) {
+      throw ApiError(400, error.what());
+    }
+  };
   const auto load = [this, name, &model, device, room, known, need](const std::vector<Spec>& specs) {
     if (device == Device::cuda) expect_free(need(specs));
     DocumentOptions options;
@@ -652,8 +659,22 @@ DocumentSource Library::source_of(const Entry& entry) const {
     options.specs = specs;
     return this->load(name, model, options, known);
   };
-  return {.name = name, .device = device, .need = need, .load = load};
+  return {.name = name, .device = device, .need = need, .check = check, .load = load};
 }
+
+namespace {
+
+/// Why a file cannot be opened even without more indexes than it has; empty when it can.
+std::string fault_of(const fs::path& path, const LoadedModel& model, const DocumentOptions& options) {
+  try {
+    Document::open(path, model.model, {.max_tokens = options.max_tokens});
+    return {};
+  } catch (const InputError& error) {
+    return error.what();
+  }
+}
+
+}  // namespace
 
 std::shared_ptr<const Document> Library::load(const std::string& name, const LoadedModel& model,
                                               const DocumentOptions& options,
@@ -663,12 +684,13 @@ std::shared_ptr<const Document> Library::load(const std::string& name, const Loa
     document = options_.ranks != nullptr ? options_.ranks->open(model, path_of(name), options)
                                          : Document::open(path_of(name), model.model, options);
   } catch (const InputError& error) {
-    const std::string why = without_folder(error.what());
     const bool asked_for_more = std::ranges::any_of(options.specs, [&](const Spec& spec) {
       return spec.name != "full" && std::ranges::find(known, spec.str()) == known.end();
-    });  // without these it is the file's fault
-    if (asked_for_more) throw ApiError(400, why);
-    throw ApiError(409, fmt::format("the context '{}' cannot be used: {}", name, why), "context_failed");
+    });
+    const std::string fault = asked_for_more ? fault_of(path_of(name), model, options) : error.what();
+    if (fault.empty()) throw ApiError(400, without_folder(error.what()));
+    throw ApiError(409, fmt::format("the context '{}' cannot be used: {}", name, without_folder(fault)),
+                   "context_failed");
   }
   expect_on_gpu(*document);
   return document;

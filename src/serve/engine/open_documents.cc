@@ -156,18 +156,46 @@ OpenDocuments::Lease OpenDocuments::lease(const Openable& document) {
           }};
 }
 
+std::int64_t OpenDocuments::counted(const Openable& document, const std::vector<Spec>& specs) const {
+  return shared_->counted(document.source_.device, document.source_.need(specs));
+}
+
+/// What a document is opened with for one spec: also with what others asked for before, where there is room for that.
+std::vector<Spec> OpenDocuments::specs_for(const Openable& document, const Spec& wanted) const {
+  std::vector<Spec> all = with(document.methods_, wanted);
+  const bool fit = counted(document, all) <= shared_->room(document.source_.device).bytes();
+  return fit ? all : with({}, wanted);
+}
+
 /// Puts a document for which somebody waits into its place in the queue.
 void OpenDocuments::wait_for(const Openable& document) {
   DocumentRoom& room = shared_->room(document.source_.device);
   const Spec& wanted = document.waiters_.front().spec;
   if (document.document_ != nullptr && !document.document_->answers(wanted)) room.retire(document.key_);
-  const std::int64_t need =
-      shared_->counted(document.source_.device, document.source_.need(with(document.methods_, wanted)));
+  const std::int64_t need = counted(document, specs_for(document, wanted));
   room.wait(document.key_, std::min(need, room.bytes()), now());
   shared_->stir();
 }
 
+/// A document that is open without this index would be closed for all others, to be opened with it. Where that shows
+/// to be in vain, it stays open.
+void OpenDocuments::expect_index(const std::shared_ptr<Openable>& document, const Spec& spec) {
+  {
+    const std::lock_guard lock(shared_->mutex);
+    if (document->document_ == nullptr || document->document_->answers(spec)) return;
+    document->expect_not_refused(spec, now());
+  }
+  try {
+    document->source_.check(spec);
+  } catch (const ApiError& why) {
+    const std::lock_guard lock(shared_->mutex);
+    document->refuse(spec, why, now());
+    throw;
+  }
+}
+
 OpenDocuments::Lease OpenDocuments::get(const std::shared_ptr<Openable>& document, DocumentWaiter waiter) {
+  expect_index(document, waiter.spec);
   const std::lock_guard lock(shared_->mutex);
   if (document->forgotten_) throw *document->forgotten_;
   document->expect_not_refused(waiter.spec, now());
@@ -175,8 +203,8 @@ OpenDocuments::Lease OpenDocuments::get(const std::shared_ptr<Openable>& documen
   DocumentRoom& room = shared_->room(device);
   const bool answers = document->document_ != nullptr && document->document_->answers(waiter.spec);
   if (answers && room.enter(document->key_)) return lease(*document);
-  const std::int64_t need = document->source_.need(with(document->methods_, waiter.spec));
-  if (shared_->counted(device, need) > room.bytes()) throw no_room(never_fits(need, room.bytes()));
+  const std::int64_t need = counted(*document, specs_for(*document, waiter.spec));
+  if (need > room.bytes()) throw no_room(never_fits(need, room.bytes()));
   document->waiters_.push_back(std::move(waiter));
   shared_->documents[document->key_] = document;
   if (document->document_ != nullptr && !answers) room.retire(document->key_);
@@ -377,15 +405,15 @@ void OpenDocuments::open(const std::shared_ptr<Openable>& document) {
     }
     first = document->waiters_.front().id;
     wanted = document->waiters_.front().spec;
-    specs = with(document->methods_, *wanted);
+    specs = specs_for(*document, *wanted);
   }
   std::shared_ptr<const Document> opened;
   try {
     try {
       opened = document->source_.load(specs);
-    } catch (const ApiError&) {  // what others asked for before is not this question's fault
+    } catch (const ApiError& error) {  // what others asked for before is not this question's fault
       const std::vector<Spec> alone = with({}, *wanted);
-      if (specs.size() == alone.size()) throw;
+      if (error.status != 400 || specs.size() == alone.size()) throw;
       {
         const std::lock_guard lock(shared_->mutex);
         document->methods_.clear();

@@ -35,6 +35,8 @@ struct DocumentSource {
   Device device = Device::cpu;
   /// Bytes of the device's memory that it takes, indexed for these.
   std::function<std::int64_t(const std::vector<Spec>&)> need;
+  /// ApiError where it shows without opening it that it cannot be indexed for this.
+  std::function<void(const Spec&)> check;
   /// Opens it, indexed for these. ApiError; OutOfDeviceMemory or bad_alloc: less must be open beside it.
   std::function<std::shared_ptr<const Document>(const std::vector<Spec>&)> load;
 };
@@ -104,6 +106,9 @@ class OpenDocuments {
   using Lease = std::shared_ptr<const Document>;
   using Served = std::vector<std::pair<DocumentWaiter, Lease>>;
 
+  void expect_index(const std::shared_ptr<Openable>& document, const Spec& spec);
+  std::int64_t counted(const Openable& document, const std::vector<Spec>& specs) const;
+  std::vector<Spec> specs_for(const Openable& document, const Spec& wanted) const;
   Lease lease(const Openable& document);
   void wait_for(const Openable& document);
   Served admit(Openable& document, std::uint64_t always);
