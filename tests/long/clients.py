@@ -124,7 +124,7 @@ def main() -> int:
         text = (ROOT / "demo" / "document.txt").read_text(encoding="utf-8")[:12000]
         (folder / "book.txt").write_text(text, encoding="utf-8")
         contexts = folder / "contexts"
-        with Server(contexts, "-m", ROOT / "models" / "pocket", "-a", "squeezed", "--api-key-file", folder / "keys", "--quiet") as server:
+        with Server(contexts, "-m", ROOT / "models" / "pocket", "-a", "kmeans", "--api-key-file", folder / "keys", "--quiet") as server:
             with_key = {"Authorization": f"Bearer {KEY}"}
             server.json("POST", "/v1/contexts", {"name": "book", "text": text}, with_key, expect=202)
             while server.json("GET", "/v1/contexts/book", headers=with_key)["state"] == "reading":

@@ -98,7 +98,7 @@ def main() -> int:
         folder = pathlib.Path(name)
         shots = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else folder
         shots.mkdir(parents=True, exist_ok=True)
-        arguments = ("-m", ROOT / "models" / "pocket", "-a", "squeezed", "-a", "kmeans:probes=48,window=512", "--quiet")
+        arguments = ("-m", ROOT / "models" / "pocket", "-a", "kmeans:probes=48,window=512", "-a", "squeezed", "--quiet")
         with Server(folder / "contexts", *arguments) as server:
             desktop(server, document(folder), shots)
         with Server(folder / "contexts", *arguments) as server:
