@@ -81,15 +81,17 @@ TEST(GpuServed, ADocumentThatWasReadCountsUntilItIsWritten) {
   while (cuda::play_memory(cuda::kPlayedMemory) <= before) std::this_thread::yield();  // until it is read
   Crowd crowd(backend);
   crowd.ask("asked", "Who lives here?", 4);
+  bool beside = false;
   for (bool reading = true, open = false; reading;) {
     reading = false;
     for (const ContextInfo& info : backend.contexts()) {
       if (info.name == "written") reading = info.state == ContextState::reading;
       if (info.name == "asked") open = info.in_memory;
     }
-    ASSERT_FALSE(reading && open);
+    beside = beside || (reading && open);
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
+  EXPECT_FALSE(beside);
   EXPECT_EQ(backend.context("written").error, "");
   EXPECT_EQ(crowd.told().front().status, 200);
 }
