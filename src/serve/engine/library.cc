@@ -664,10 +664,12 @@ DocumentSource Library::source_of(const Entry& entry) const {
 
 namespace {
 
+using OpenFile = std::function<std::shared_ptr<const Document>(const DocumentOptions&)>;
+
 /// Why a file cannot be opened even without more indexes than it has; empty when it can.
-std::string fault_of(const fs::path& path, const LoadedModel& model, const DocumentOptions& options) {
+std::string fault_of(const OpenFile& open, const DocumentOptions& options) {
   try {
-    Document::open(path, model.model, {.max_tokens = options.max_tokens});
+    open({.max_tokens = options.max_tokens});
     return {};
   } catch (const InputError& error) {
     return error.what();
@@ -679,15 +681,18 @@ std::string fault_of(const fs::path& path, const LoadedModel& model, const Docum
 std::shared_ptr<const Document> Library::load(const std::string& name, const LoadedModel& model,
                                               const DocumentOptions& options,
                                               const std::vector<std::string>& known) const {
+  const OpenFile open = [&](const DocumentOptions& with) {
+    return options_.ranks != nullptr ? options_.ranks->open(model, path_of(name), with)
+                                     : Document::open(path_of(name), model.model, with);
+  };
   std::shared_ptr<const Document> document;
   try {
-    document = options_.ranks != nullptr ? options_.ranks->open(model, path_of(name), options)
-                                         : Document::open(path_of(name), model.model, options);
+    document = open(options);
   } catch (const InputError& error) {
     const bool asked_for_more = std::ranges::any_of(options.specs, [&](const Spec& spec) {
       return spec.name != "full" && std::ranges::find(known, spec.str()) == known.end();
     });
-    const std::string fault = asked_for_more ? fault_of(path_of(name), model, options) : error.what();
+    const std::string fault = asked_for_more ? fault_of(open, options) : error.what();
     if (fault.empty()) throw ApiError(400, without_folder(error.what()));
     throw ApiError(409, fmt::format("the context '{}' cannot be used: {}", name, without_folder(fault)),
                    "context_failed");
