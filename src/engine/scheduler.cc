@@ -135,7 +135,7 @@ Scheduler::Impl::Impl(std::shared_ptr<const Model> model_, const SchedulerOption
     : model(std::move(model_)),
       options(complete(options_)),
       nothing(Document::empty(model, {.device = options_.device})),
-      runner(model, options.device == Device::cuda ? options.memory : options_.memory) {
+      runner(model, options.device == Device::cuda ? options.memory : options_.memory, options.ranks) {
   if (options.max_sequences < 1)
     throw InputError(fmt::format("expected room for at least one sequence, found {}", options.max_sequences));
   stats.memory = options.memory;

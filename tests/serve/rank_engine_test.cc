@@ -5,8 +5,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <fstream>
 #include <functional>
+#include <new>
 
 #include "cluster/local_ranks.h"
 #include "serve/engine/engine_backend.h"
@@ -29,10 +32,35 @@ EngineOptions options_for(const std::filesystem::path& folder) {
   return options;
 }
 
-/// Rank 0's backend, while the others follow it.
+/// A rank that runs out of memory where it sends its `failing`th larger message; 0: it does not.
+class ShortOfMemory : public Communicator {
+ public:
+  ShortOfMemory(Communicator& inner, std::atomic<int>& failing) : inner_(inner), failing_(failing) {}
+  int rank() const override { return inner_.rank(); }
+  int size() const override { return inner_.size(); }
+  void fail(const std::string& reason) noexcept override { inner_.fail(reason); }
+  void expect_alive() override { inner_.expect_alive(); }
+
+ private:
+  void transfer(std::span<const std::span<const std::byte>> out,
+                std::span<const std::span<std::byte>> in) override {
+    std::size_t most = 0;
+    for (const auto& message : out) most = std::max(most, message.size());
+    if (most > 64 && failing_ > 0 && --failing_ == 0) throw std::bad_alloc();
+    inner_.exchange(out, in);
+  }
+  void drop_messages() override { inner_.abandon(); }
+
+  Communicator& inner_;
+  std::atomic<int>& failing_;
+};
+
+/// Rank 0's backend, while the others follow it. `failing` is rank 1's (ShortOfMemory).
 void serve_over(int size, const std::filesystem::path& folder,
-                const std::function<void(EngineBackend&)>& body) {
-  run_local_ranks(size, [&](Communicator& ranks) {
+                const std::function<void(EngineBackend&)>& body, std::atomic<int>* failing = nullptr) {
+  std::atomic<int> never = 0;
+  run_local_ranks(size, [&](Communicator& inner) {
+    ShortOfMemory ranks(inner, failing != nullptr && inner.rank() == 1 ? *failing : never);
     EngineOptions options = options_for(folder);
     options.ranks = &ranks;
     const RankEngine::Models models = {{"pocket", pocket()}};
@@ -156,6 +184,28 @@ TEST(RankEngine, WhatOneRankFindsWrongIsWrongForAllAndTheyGoOn) {
     EXPECT_EQ(told[1].status, 200) << told[1].error;
     EXPECT_EQ(told[2].status, 200) << told[2].error;
   });
+}
+
+TEST(RankEngine, AStepThatFailsOnOneRankFailsOnAllAndTheyGoOn) {
+  const test::ContextsFolder folder;
+  std::atomic<int> failing = 0;
+  serve_over(
+      2, folder.path(),
+      [&](EngineBackend& backend) {
+        store_all(backend);
+        const std::vector<std::string> expected = ask_all(backend);
+        for (const int at : {1, 3, 9}) {
+          failing = at;
+          Crowd crowd(backend);
+          crowd.ask("d0", test::kQuestions[0], 8, "full");
+          const Told told = crowd.told().front();
+          EXPECT_EQ(told.status, 500);
+          EXPECT_THAT(told.error, testing::HasSubstr("out of memory"));
+        }
+        EXPECT_EQ(ask_all(backend), expected);
+        EXPECT_EQ(backend.failure(), "");
+      },
+      &failing);
 }
 
 TEST(RankEngine, WhenARankIsLostAllQuestionsEndWithTheReason) {

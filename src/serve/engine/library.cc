@@ -258,6 +258,7 @@ void Library::look_into(Entry& entry) {
     }
     const fs::path path = path_of(info.name);
     info.created = created_of(path);
+    info.bytes = static_cast<std::int64_t>(fs::file_size(path));
     const ContainerReader file(path);
     const ContextMeta meta = read_context_meta(file, path);
     info.bytes = stored_bytes(path, meta);

@@ -73,6 +73,14 @@ struct RankEngine::Job {
   std::promise<std::shared_ptr<const Document>> done;
   std::optional<Reading> reading;
   std::exception_ptr stopped = nullptr;  ///< what its progress has thrown
+
+  /// Whoever waits for it hears of it, whatever has become of the turn that was to do it.
+  ~Job() {
+    try {
+      done.set_exception(std::make_exception_ptr(lost("they ended in the middle of what was asked")));
+    } catch (const std::future_error&) {  // it was told
+    }
+  }
 };
 
 /// What rank 0's other threads want of it. Whoever closes a document may do so after all else has gone.
@@ -398,27 +406,28 @@ void RankEngine::do_job(const Turn& turn) {
 }
 
 std::shared_ptr<const Document> RankEngine::open_together(const Json& order, Job* job) {
-  const std::uint64_t key = order.at("key");
+  std::uint64_t key = 0;
   std::shared_ptr<const Document> document;
-  DocumentOptions options;
-  options.max_tokens = order.at("room");
-  options.specs = specs_of(order.at("specs"));
-  options.progress = [&](const ReadProgress&) { turns_between(job); };
   const bool before = std::exchange(opening_, true);
   try {
-    unison_.run([&] {
+    unison_.run([&] {  // all that can fail on one rank alone
+      DocumentOptions options;
+      key = order.at("key");
+      options.max_tokens = order.at("room");
+      options.specs = specs_of(order.at("specs"));
+      options.progress = [&](const ReadProgress&) { turns_between(job); };
       document = Document::Impl::open(order.at("path").get<std::string>(), model_of(order).model, options,
                                       &unison_.ranks());
       share_out(*document, unison_.ranks());
+      if (!leads()) documents_.emplace(key, document);
     });
   } catch (...) {
     opening_ = before;
+    documents_.erase(key);  // where another rank has failed
     throw;
   }
   opening_ = before;
-  if (leads()) return hand_out(std::move(document), key);
-  documents_.emplace(key, std::move(document));
-  return nullptr;
+  return leads() ? hand_out(std::move(document), key) : nullptr;
 }
 
 /// The others close it when nobody holds it any more.
@@ -438,13 +447,8 @@ std::shared_ptr<const Document> RankEngine::hand_out(std::shared_ptr<const Docum
 }
 
 void RankEngine::read_together(const Json& order, Job* job) {
-  const std::filesystem::path path = order.at("path").get<std::string>();
-  const std::vector<TokenId> tokens = order.at("tokens");
-  const std::vector<Spec> specs = specs_of(order.at("specs"));
-  const ContextOptions options = {.kv_type = parse_dtype(order.at("kv_type").get<std::string>()),
-                                  .max_tokens = order.at("room")};
-  ReadProgress progress = {.tokens = std::ssize(tokens)};
-  progress.layers = std::ssize(specs) * model_of(order).model->config().layers;
+  std::filesystem::path path;
+  ReadProgress progress;
   const auto tell = [&] {
     try {
       if (job != nullptr && job->reading->options.progress) job->reading->options.progress(progress);
@@ -455,7 +459,14 @@ void RankEngine::read_together(const Json& order, Job* job) {
   };
   const bool before = std::exchange(reading_, true);
   try {
-    unison_.run([&] {
+    unison_.run([&] {  // all that can fail on one rank alone
+      path = order.at("path").get<std::string>();
+      const std::vector<TokenId> tokens = order.at("tokens");
+      const std::vector<Spec> specs = specs_of(order.at("specs"));
+      const ContextOptions options = {.kv_type = parse_dtype(order.at("kv_type").get<std::string>()),
+                                      .max_tokens = order.at("room")};
+      progress.tokens = std::ssize(tokens);
+      progress.layers = std::ssize(specs) * model_of(order).model->config().layers;
       Context context = read_over_ranks(
           model_of(order).model, options, tokens, specs, unison_.ranks(),
           {.chunk_done = [&](std::int64_t done) { progress.tokens_done = done; }, .layer_done = tell});
@@ -470,7 +481,7 @@ void RankEngine::read_together(const Json& order, Job* job) {
   } catch (...) {
     reading_ = before;
     // What others had written when one failed.
-    if (std::error_code none; leads() && !std::filesystem::exists(path, none))
+    if (std::error_code none; leads() && !path.empty() && !std::filesystem::exists(path, none))
       remove_shards(path, {}, RemovedShards::all_others);
     throw;
   }
