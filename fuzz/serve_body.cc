@@ -2,20 +2,15 @@
 // A request's body, behind a line with its path and one with its content type: refused with a sentence, or understood.
 #include "fuzz/target.h"
 #include "serve/service.h"
+#include "support/no_backend.h"
 
 namespace {
 
 using namespace lode::serve;
 
 /// Has one context and answers nothing.
-class NoBackend : public Backend {
+class OneContext : public lode::test::NoBackend {
  public:
-  std::vector<ServedModel> models() override { return {}; }
-  std::vector<ContextInfo> contexts() override { return {}; }
-  ContextInfo context(const std::string&) override { return {}; }
-  std::string text_of(const std::string&) override { return {}; }
-  ContextInfo create(NewContext) override { return {}; }
-  void remove(const std::string&) override {}
   std::optional<Recognised> recognise(std::string_view text, const std::string&) override {
     const std::size_t at = text.find("document");
     if (at == std::string_view::npos) return std::nullopt;
@@ -27,8 +22,6 @@ class NoBackend : public Backend {
     listener.on_answer({.text = "a", .ending = "stop"});
     return 1;
   }
-  void cancel(std::uint64_t) override {}
-  BackendStats stats() override { return {}; }
 };
 
 class NoReply : public HttpReply {
@@ -50,7 +43,7 @@ std::string take_line(std::string_view& input) {
 }  // namespace
 
 LODE_FUZZ_TARGET(serve_body) {
-  NoBackend backend;
+  OneContext backend;
   Service service(backend, Guard({}, {}), {.log = false});
   auto request = std::make_shared<HttpRequest>();
   request->id = "req_0";

@@ -134,6 +134,13 @@ struct Unit {
   const KeyPeaks& peaks;
 };
 
+/// Appends a query [d] of [T, Hq] as the kernels take it.
+void add_scaled(const Unit& unit, std::int64_t query, std::vector<float>& q) {
+  for (int i = 0; i < unit.geometry.head_dim; ++i)
+    q.push_back(unit.block.q[static_cast<std::size_t>(query * unit.geometry.head_dim + i)] *
+                unit.geometry.scale);
+}
+
 /// Scores of some heads' queries with the keys, and where the queries stand in [T, Hq]. All heads are scored in
 /// one pass, so that each key is read once.
 struct Scored {
@@ -142,13 +149,11 @@ struct Scored {
 
   Scored(const Unit& unit, std::uint32_t heads, const KeyList& keys) {
     const LayerGeometry& geometry = unit.geometry;
-    const int d = geometry.head_dim;
     std::vector<float> q;
     for (std::uint32_t rest = heads; rest != 0; rest &= rest - 1) {
       queries.push_back(unit.token * geometry.query_heads +
                         std::int64_t{unit.group.kv_head} * geometry.group() + std::countr_zero(rest));
-      for (int i = 0; i < d; ++i)
-        q.push_back(unit.block.q[static_cast<std::size_t>(queries.back() * d + i)] * geometry.scale);
+      add_scaled(unit, queries.back(), q);
     }
     score_keys(q.data(), static_cast<int>(queries.size()), unit.block, unit.tail,
                static_cast<std::size_t>(unit.group.kv_head), keys, scores);
@@ -217,10 +222,9 @@ void find_large(const Unit& unit, float least, TokenMass& out) {
   out.rows.clear();
   for (const Run& run : runs)
     for (Position row = run.begin; row < run.end; ++row) out.rows.push_back(row);
-  const std::size_t count = out.rows.size(), d = static_cast<std::size_t>(unit.geometry.head_dim);
-  std::vector<float> q(static_cast<std::size_t>(group) * d), scores(static_cast<std::size_t>(group) * count);
-  for (std::size_t i = 0; i < q.size(); ++i)
-    q[i] = unit.block.q[static_cast<std::size_t>(first) * d + i] * unit.geometry.scale;
+  const std::size_t count = out.rows.size();
+  std::vector<float> q, scores(static_cast<std::size_t>(group) * count);
+  for (int h = 0; h < group; ++h) add_scaled(unit, first + h, q);
   std::int64_t at = 0;
   for (const Run& run : runs) {
     const bool behind = unit.tail != nullptr && run.begin >= unit.tail->seam;

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "serve/metrics.h"
+#include "support/no_backend.h"
 
 namespace lode::serve {
 namespace {
@@ -13,14 +14,8 @@ namespace {
 using testing::ElementsAre;
 
 /// Knows one document, which it finds in every text.
-class StillBackend : public Backend {
+class StillBackend : public test::NoBackend {
  public:
-  std::vector<ServedModel> models() override { return {}; }
-  std::vector<ContextInfo> contexts() override { return {}; }
-  ContextInfo context(const std::string&) override { return {}; }
-  std::string text_of(const std::string&) override { return {}; }
-  ContextInfo create(NewContext) override { return {}; }
-  void remove(const std::string&) override {}
   std::optional<Recognised> recognise(std::string_view, const std::string&) override {
     return Recognised{.context = "book", .begin = 0, .end = 1};
   }
@@ -31,7 +26,6 @@ class StillBackend : public Backend {
     return asked.size();
   }
   void cancel(std::uint64_t id) override { cancelled.push_back(id); }
-  BackendStats stats() override { return {}; }
 
   std::vector<Question> asked;
   std::vector<Listener> listeners;

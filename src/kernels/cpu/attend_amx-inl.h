@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decode attention over runs and lists of bf16 on the matrix unit. Included by table_amx.cc after
-// attend_causal_bf16-inl.h and attend_bf16-inl.h, whose order of keys it keeps. Keys and values are tiles as
-// they are stored: of a run hardly anything is moved, so that little is done a key but reading it; rows of a list are
-// copied.
+// attend_causal_bf16-inl.h and attend_bf16-inl.h, whose order of keys it keeps. Keys and values are tiles as they are
+// stored: of a run hardly anything is moved, so that little is done a key but reading it; rows of a list are copied.
 //
 //   per block of kBlock keys:     S[i, g] = k_i . q_g    keys are tile rows, queries packed once in pairs of
 //                                                        columns
@@ -16,8 +15,8 @@
 //
 // Either way an output becomes what it was + (the sum over the first tile + the sum over the second), and as the unit
 // takes denormal numbers for 0, so do the other instructions meanwhile: a query's bits do not depend on how many share
-// its pass. What a 0 meets may be infinite or NaN, and 0 times that is
-// NaN: a query whose sums are not finite at the end is attended again without tiles.
+// its pass. What a 0 meets may be infinite or NaN, and 0 times that is NaN: a query whose sums are not finite at the
+// end is attended again without tiles.
 #pragma once
 
 #include <algorithm>
@@ -63,7 +62,8 @@ LODE_INLINE __m512i query_pairs(const float* q /*[d]*/, int step, int d) {
 
 /// Queries as tiles: [steps, kTileKeys pairs, G].
 template <int G>
-void pack_query_tiles(const float* q /*[queries, d]*/, int queries, int d, std::uint32_t* packed /*zeros*/) {
+void pack_query_tiles(const float* q /*[queries, d]*/, int queries, int d,
+                      std::uint32_t* packed /*zeros, unless queries fill a tile*/) {
   for (int step = 0; step < steps_of(d); ++step, packed += kTileKeys * G) {
     if constexpr (kFillTile<G>) {
       __m512i pairs[G];

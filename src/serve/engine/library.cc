@@ -556,6 +556,7 @@ void Library::keep(const EntryPtr& entry, const Document& document) {
 /// An entry whose file has been written.
 void Library::take_in(const EntryPtr& entry, const DocumentOptions& read, const std::vector<Spec>& methods) {
   const fs::path path = path_of(entry->info.name);
+  const std::int64_t bytes = stored_bytes(path, read_context_meta(ContainerReader(path), path));
   const std::lock_guard lock(mutex_);
   if (entry->removed) {
     std::error_code ignored;
@@ -567,7 +568,7 @@ void Library::take_in(const EntryPtr& entry, const DocumentOptions& read, const 
   entry->kv_type = read.kv_type;
   entry->file_tokens = read.max_tokens;
   entry->info.attentions = names_of(methods);
-  entry->info.bytes = stored_bytes(path, read_context_meta(ContainerReader(path), path));
+  entry->info.bytes = bytes;
   finder_.add(entry->info.name, entry->text);
   entry->info.state = ContextState::ready;
   entry->info.step.clear();

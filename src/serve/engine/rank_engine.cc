@@ -34,15 +34,15 @@ ApiError lost(const std::string& why) {
   return ApiError(503, fmt::format("the server's ranks cannot answer any more: {}", why), "ranks_lost");
 }
 
-std::vector<std::string> names_of(const std::vector<Spec>& specs) {
-  std::vector<std::string> names;
-  for (const Spec& spec : specs) names.push_back(spec.str());
-  return names;
+std::vector<std::string> texts_of(const std::vector<Spec>& specs) {
+  std::vector<std::string> texts;
+  for (const Spec& spec : specs) texts.push_back(spec.str());
+  return texts;
 }
 
-std::vector<Spec> specs_of(const Json& names) {
+std::vector<Spec> specs_of(const Json& texts) {
   std::vector<Spec> specs;
-  for (const Json& name : names) specs.push_back(parse_spec(name.get<std::string>()));
+  for (const Json& text : texts) specs.push_back(parse_spec(text.get<std::string>()));
   return specs;
 }
 
@@ -206,7 +206,7 @@ std::shared_ptr<const Document> RankEngine::open(const LoadedModel& model, const
                 {"model", number_of(model)},
                 {"path", path.string()},
                 {"room", options.max_tokens},
-                {"specs", names_of(options.specs)}};
+                {"specs", texts_of(options.specs)}};
   return do_and_wait(std::move(job));
 }
 
@@ -216,7 +216,7 @@ void RankEngine::read(const LoadedModel& model, Reading reading) {
                 {"model", number_of(model)},
                 {"path", reading.path.string()},
                 {"room", reading.options.max_tokens},
-                {"specs", names_of(reading.options.specs)},
+                {"specs", texts_of(reading.options.specs)},
                 {"kv_type", name_of(reading.options.kv_type)},
                 {"tokens", std::move(reading.tokens)}};
   job->reading = std::move(reading);

@@ -38,7 +38,6 @@ class RankEngine {
   RankEngine& operator=(const RankEngine&) = delete;
 
   const std::vector<LoadedModel>& models() const { return models_; }
-  int ranks() const { return unison_.ranks().size(); }
 
   /// Of the other ranks: works along until rank 0 ends. RankLost.
   void follow();
