@@ -171,6 +171,10 @@ struct KvStore::Impl {
     return ranges[static_cast<std::size_t>((std::int64_t{layer} * shape.kv_heads + head) * kParts + part)];
   }
 
+  void show_rows() {
+    for (KvRows& view : views) view.rows = tokens;
+  }
+
   void for_ranges(const auto& body /*(Range&, row_bytes)*/) {
     for (std::size_t i = 0; i < ranges.size(); ++i) {
       const auto layer = static_cast<int>(i / kParts / static_cast<std::size_t>(shape.kv_heads));
@@ -310,6 +314,7 @@ void KvStore::commit(std::int64_t count) {
   s.for_ranges(
       [&](const Impl::Range& range, std::int64_t) { LODE_ASSERT(range.written == s.tokens + count); });
   s.tokens += count;
+  s.show_rows();
   s.touched = std::max(s.touched, s.tokens);
   s.recurrent.commit(s.tokens);
 }
@@ -333,6 +338,7 @@ void KvStore::roll_back(std::int64_t tokens) {
     if (end > begin) madvise(range.data + begin, static_cast<std::size_t>(end - begin), MADV_DONTNEED);
   });
   s.tokens = tokens;
+  s.show_rows();
   s.recurrent.roll_back(tokens);
   if (release) s.touched = tokens;
 }
@@ -343,7 +349,8 @@ KvLayer KvStore::layer(int layer, std::int64_t pending) const {
   const std::span views =
       std::span(s.views).subspan(static_cast<std::size_t>(layer) * static_cast<std::size_t>(s.shape.kv_heads),
                                  static_cast<std::size_t>(s.shape.heads(layer)));
-  for (KvRows& view : views) view.rows = s.tokens + pending;
+  for (KvRows& view : views)  // readers of a document that does not change write nothing
+    if (view.rows != s.tokens + pending) view.rows = s.tokens + pending;
   return {.heads = views, .tokens = s.tokens + pending};
 }
 

@@ -94,7 +94,7 @@ class KvStore {
 
   /// `pending` rows beyond tokens() that were written but not committed are included. The view holds until
   /// the next call that changes this store or asks for another count of this layer; its rows stay where they
-  /// are for the store's life.
+  /// are for the store's life. Any number of threads may ask for the committed rows of a store that nobody changes.
   KvLayer layer(int layer, std::int64_t pending = 0) const;
 
   /// Where `count` rows behind the committed ones are to be written by the caller, in the store's type, all
