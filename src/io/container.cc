@@ -274,7 +274,10 @@ ContainerReader::ContainerReader(const std::filesystem::path& path) : impl_(std:
 ContainerReader::~ContainerReader() = default;
 ContainerReader::ContainerReader(ContainerReader&&) noexcept = default;
 
-const std::vector<SectionInfo>& ContainerReader::sections() const {
+const std::vector<SectionInfo>& ContainerReader::sections() const& {
+  return impl_->sections;
+}
+std::vector<SectionInfo> ContainerReader::sections() && {
   return impl_->sections;
 }
 bool ContainerReader::has(std::string_view name) const {

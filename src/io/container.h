@@ -57,7 +57,8 @@ class ContainerReader {
   ~ContainerReader();
   ContainerReader(ContainerReader&&) noexcept;
 
-  const std::vector<SectionInfo>& sections() const;
+  const std::vector<SectionInfo>& sections() const&;
+  std::vector<SectionInfo> sections() &&;  // of a temporary reader they outlive it
   bool has(std::string_view name) const;
   const SectionInfo& info(std::string_view name) const;  ///< InputError when missing
   /// Bytes of a section, its checksum verified at the first call (InputError names the section when altered).

@@ -170,9 +170,11 @@ TEST_F(RankPrefillTest, ShardsHoldEveryRowOnce) {
     const auto meta = read_context_meta(ContainerReader(path_), path_);
     ASSERT_EQ(meta.shards.shards.size(), 4u);
     std::int64_t kv = 0;
-    for (const Shard& shard : meta.shards.shards)
-      for (const SectionInfo& s : ContainerReader(path_.parent_path() / shard.file).sections())
+    for (const Shard& shard : meta.shards.shards) {
+      const ContainerReader reader(path_.parent_path() / shard.file);
+      for (const SectionInfo& s : reader.sections())
         if (s.name.starts_with("kv/")) kv += static_cast<std::int64_t>(s.bytes);
+    }
     EXPECT_EQ(kv, meta.kv_bytes());
   }
 }
