@@ -25,7 +25,8 @@ done
 export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=0
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 # Open MPI is not instrumented: its own frames alone are left out.
-export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:suppressions=$PWD/scripts/open_mpi.tsan
+# A long history, so that the frames of Open MPI are still known.
+export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:history_size=7:suppressions=$PWD/scripts/open_mpi.tsan
 export LSAN_OPTIONS=suppressions=$PWD/scripts/open_mpi.lsan:print_suppressions=0
 [ "$preset" != tsan ] || export LODESTONE_ISA=scalar  # the others are compiled without it (cmake/isa.cmake)
 cmake --preset "$preset" -Wno-dev -DLODESTONE_ONLY="$sources" >/dev/null

@@ -20,7 +20,7 @@ namespace {
 constexpr int kCausalKeys = 128;  // keys of one softmax step
 static_assert(kPanel == 32);      // two tiles of 16 queries
 
-#ifdef __AMX_BF16__
+#if defined(__AMX_BF16__) || defined(__AMXBF16__)  // as GCC and as older clang call it
 /// g++ 12 does not know that loading a tile reads memory: what was written before must be written by then.
 LODE_INLINE void settle_memory() {
   asm volatile("" ::: "memory");
