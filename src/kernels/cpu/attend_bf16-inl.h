@@ -29,26 +29,38 @@ constexpr int kWideColumns = 2 * kW;  // columns of a register of bf16
 constexpr int kMostTogether = 8;      // queries that share registers
 constexpr int kLineBytes = 64;        // of memory
 constexpr int kQuad = 4;              // columns of two pairs
+constexpr int kPass = 64;             // queries that share one pass over memory
 
 /// Registers of kWideColumns columns that hold d.
 inline int registers_of(int d) {
   return (d + kWideColumns - 1) / kWideColumns;
 }
 
-/// Asks the memory for the `next` rows behind n of them, line by line in the order of addresses, from the
-/// `line`th on. Rows of a run lie one behind the other.
+/// Which of the chunks that go through one block this is, and how many they are: each asks the memory for its share of
+/// the next block, so that the memory is never asked for much at once.
+struct Asker {
+  int index, count;
+};
+
+/// Asks the memory for one asker's share of `lines` lines, from `line` on, of the `next` rows behind n of them, in the
+/// order of addresses; ask() is called `lines` times. Rows of a run lie one behind the other.
 template <class Rows>
 class LinesAhead {
  public:
-  LinesAhead(const std::byte* part, const KvRows& kv, Rows rows, int n, int next, int line)
+  LinesAhead(const std::byte* part, const KvRows& kv, Rows rows, int n, int next, int line, int lines,
+             Asker asker)
       : part_(part),
         row_bytes_(std::int64_t{bytes_of(DType::bf16)} * kv.d),
         rows_(rows.from(n)),
         next_(next),
         lines_(registers_of(kv.d)),
-        row_(line / lines_),
-        line_(line % lines_) {}
+        of_(asker.count) {
+    line += lines * asker.index / asker.count;
+    row_ = line / lines_, line_ = line % lines_;
+  }
   LODE_INLINE void ask() {
+    if (++turn_ < of_) return;
+    turn_ = 0;
     if (row_ < next_) __builtin_prefetch(part_ + rows_[row_] * row_bytes_ + line_ * kLineBytes);
     if (++line_ == lines_) line_ = 0, ++row_;
   }
@@ -57,20 +69,25 @@ class LinesAhead {
   const std::byte* part_;
   std::int64_t row_bytes_;
   Rows rows_;
-  int next_, lines_, row_, line_;
+  int next_, lines_, of_, row_, line_, turn_ = 0;
 };
 template <>
 class LinesAhead<RunRows> {
  public:
-  LinesAhead(const std::byte* part, const KvRows& kv, RunRows rows, int n, int next, int line)
-      : at_(part + rows[next > 0 ? n : 0] * bytes_of(DType::bf16) * kv.d + line * kLineBytes) {}
+  LinesAhead(const std::byte* part, const KvRows& kv, RunRows rows, int n, int next, int line, int lines,
+             Asker asker)
+      : at_(part + rows[next > 0 ? n : 0] * bytes_of(DType::bf16) * kv.d +
+            (line + lines * asker.index / asker.count) * kLineBytes),
+        step_(kLineBytes / asker.count) {}
+  /// The same line again and again costs less than to count.
   LODE_INLINE void ask() {
     __builtin_prefetch(at_);
-    at_ += kLineBytes;
+    at_ += step_;
   }
 
  private:
   const std::byte* at_;
+  std::int64_t step_;
 };
 
 /// Where eight_scores puts key i: of each four keys the even ones, then the odd ones.
@@ -266,11 +283,11 @@ LODE_INLINE void for_sixteen_keys(const KvRows& kv, Rows rows, int i, int n, Bod
 /// Even pairs of columns have one sum and odd ones another, as in pair_scores: so it gives the same bits.
 template <class Rows>
 LODE_NOINLINE void eight_scores(const std::uint32_t* packed, const KvRows& kv, Rows rows, int n, int next,
-                                float* s /*[kBlock / 4, 2, 2, 8]*/) {
+                                Asker asker, float* s /*[kBlock / 4, 2, 2, 8]*/) {
   const int d = kv.d;
   const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30),
                 odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
-  LinesAhead<Rows> ahead(kv.k, kv, rows, n, next, 0);
+  LinesAhead<Rows> ahead(kv.k, kv, rows, n, next, 0, kBlock * registers_of(d), asker);
   const auto ask = [&]() LODE_INLINE_LAMBDA { ahead.ask(); };
   for (int i = 0; i < n; i += kW) {
     __m512 acc[kW];
@@ -351,56 +368,67 @@ LODE_INLINE void for_registers(int d, Body body) {
   }
 }
 
-/// Outputs so far [queries, d] to sums as add_value_pairs keeps them, zeros beyond d, and back.
-inline void take_outputs(const float* o, int queries, int d,
-                         float* sums /*[queries, registers_of(d), 2, kW]*/) {
-  for (int g = 0; g < queries; ++g, o += d)
+/// Outputs so far [G, d] to the sums of a chunk as add_value_pairs keeps them, zeros beyond d, and back.
+template <int G>
+void take_outputs(const float* o, int d, float* sums /*[registers_of(d), G, 2, kW]*/) {
+  for (int g = 0; g < G; ++g, o += d) {
+    float* at = sums + g * kWideColumns;
     for_registers(d, [&](int low, __mmask16 low_mask, int high, __mmask16 high_mask) LODE_INLINE_LAMBDA {
       __m512 a = _mm512_maskz_loadu_ps(low_mask, o + low), b = _mm512_maskz_loadu_ps(high_mask, o + high);
       to_interleaved(a, b);
-      _mm512_storeu_ps(sums, a), _mm512_storeu_ps(sums + kW, b);
-      sums += kWideColumns;
+      _mm512_storeu_ps(at, a), _mm512_storeu_ps(at + kW, b);
+      at += G * kWideColumns;
     });
+  }
 }
-inline void give_outputs(const float* sums, int queries, int d, float* o) {
-  for (int g = 0; g < queries; ++g, o += d)
+template <int G>
+void give_outputs(const float* sums, int d, float* o) {
+  for (int g = 0; g < G; ++g, o += d) {
+    const float* at = sums + g * kWideColumns;
     for_registers(d, [&](int low, __mmask16 low_mask, int high, __mmask16 high_mask) LODE_INLINE_LAMBDA {
-      __m512 a = _mm512_loadu_ps(sums), b = _mm512_loadu_ps(sums + kW);
+      __m512 a = _mm512_loadu_ps(at), b = _mm512_loadu_ps(at + kW);
       from_interleaved(a, b);
       _mm512_mask_storeu_ps(o + low, low_mask, a), _mm512_mask_storeu_ps(o + high, high_mask, b);
-      sums += kWideColumns;
+      at += G * kWideColumns;
     });
+  }
 }
 
 /// sums[g, c..c + columns) = alpha_g sums + sum_i p[g, i] v_i, for V registers of kWideColumns columns (the
-/// only one masked when kPartial). Asks the memory for the values of the `next` rows behind them meanwhile, a
-/// line for each register, in the order of addresses.
+/// only one masked when kPartial). Asks the memory for its share of the values of the `next` rows behind them
+/// meanwhile, in the order of addresses.
 template <int G, int V, bool kPartial, class Rows>
 LODE_NOINLINE void add_value_pairs(const std::uint32_t* w /*[G, kW]*/, const float* alpha, const KvRows& kv,
-                                   Rows rows, int n, int next, int c,
-                                   float* sums /*[G, registers_of(d), 2, kW]*/) {
+                                   Rows rows, int n, int next, Asker asker, int c,
+                                   float* sums /*[registers_of(d), G, 2, kW]*/) {
   constexpr int kRegister = kWideColumns * bytes_of(DType::bf16);
   const std::int64_t row_bytes = std::int64_t{bytes_of(DType::bf16)} * kv.d;
-  const int lines = registers_of(kv.d);
-  const std::int64_t sums_row = std::int64_t{lines} * kWideColumns;
   const std::byte* values = kv.v + c * bytes_of(DType::bf16);
   const auto row_mask = static_cast<__mmask32>(kPartial ? (1u << (kv.d - c)) - 1u : ~0u);
-  sums += c;
+  sums += std::int64_t{c} * G;
   __m512 acc[G][V][2];
-  unroll<G>([&](auto g) LODE_INLINE_LAMBDA {
-    const __m512 scale = _mm512_set1_ps(alpha[g]);
-    unroll<2 * V>([&](auto v) LODE_INLINE_LAMBDA {
-      acc[g][v / 2][v % 2] = _mm512_mul_ps(_mm512_loadu_ps(sums + g * sums_row + v * kW), scale);
+  const auto for_sums = [&](auto body) LODE_INLINE_LAMBDA {
+    unroll<G>([&](auto g) LODE_INLINE_LAMBDA {
+      unroll<2 * V>([&](auto v) LODE_INLINE_LAMBDA {
+        body(acc[g][v / 2][v % 2], sums + ((v / 2 * G + g) * 2 + v % 2) * kW, g);
+      });
     });
-  });
+  };
+  for_sums([&](__m512& sum, const float* at, auto g)
+               LODE_INLINE_LAMBDA { sum = _mm512_mul_ps(_mm512_loadu_ps(at), _mm512_set1_ps(alpha[g])); });
   const auto load_row = [&](int i, int v) LODE_INLINE_LAMBDA {
     const std::byte* row = values + rows[i] * row_bytes + v * kRegister;
     return kPartial ? _mm512_maskz_loadu_epi16(row_mask, row) : _mm512_loadu_si512(row);
   };
-  const auto add = [&](int i, const __m512i(&even)[V], const __m512i(&odd)[V]) LODE_INLINE_LAMBDA {
+  LinesAhead<Rows> ahead(kv.v, kv, rows, n, next, c / kWideColumns * kBlock, V * kBlock, asker);
+  for (int i = 0; i < n; i += 2) {
+    unroll<2 * V>([&](auto) LODE_INLINE_LAMBDA { ahead.ask(); });
     __m512i low[V], high[V];
     unroll<V>([&](auto v) LODE_INLINE_LAMBDA {
-      low[v] = _mm512_unpacklo_epi16(even[v], odd[v]), high[v] = _mm512_unpackhi_epi16(even[v], odd[v]);
+      const __m512i even = load_row(i, v);
+      // A key that is not there has weight 0, and no NaN to multiply it with.
+      const __m512i odd = i + 1 < n ? load_row(i + 1, v) : _mm512_setzero_si512();
+      low[v] = _mm512_unpacklo_epi16(even, odd), high[v] = _mm512_unpackhi_epi16(even, odd);
     });
     unroll<G>([&](auto g) LODE_INLINE_LAMBDA {
       const __m512i weights = _mm512_set1_epi32(static_cast<int>(w[at_pair<G>(g, i / 2)]));
@@ -409,31 +437,18 @@ LODE_NOINLINE void add_value_pairs(const std::uint32_t* w /*[G, kW]*/, const flo
         add_pairs(high[v], weights, acc[g][v][1]);
       });
     });
-  };
-  LinesAhead<Rows> ahead(kv.v, kv, rows, n, next, c / kWideColumns * kBlock);
-  for (int i = 0; i < n; i += 2) {
-    unroll<2 * V>([&](auto) LODE_INLINE_LAMBDA { ahead.ask(); });
-    __m512i even[V], odd[V];
-    // A key that is not there has weight 0, and no NaN to multiply it with.
-    unroll<V>([&](auto v) LODE_INLINE_LAMBDA { even[v] = load_row(i, v), odd[v] = _mm512_setzero_si512(); });
-    if (i + 1 < n) unroll<V>([&](auto v) LODE_INLINE_LAMBDA { odd[v] = load_row(i + 1, v); });
-    add(i, even, odd);
   }
-  unroll<G>([&](auto g) LODE_INLINE_LAMBDA {
-    unroll<2 * V>([&](auto v) LODE_INLINE_LAMBDA {
-      _mm512_storeu_ps(sums + g * sums_row + v * kW, acc[g][v / 2][v % 2]);
-    });
-  });
+  for_sums([&](__m512& sum, float* at, auto) LODE_INLINE_LAMBDA { _mm512_storeu_ps(at, sum); });
 }
 
-/// One block of n keys for one chunk of G queries. The `next` rows behind it are asked for.
+/// One block of n keys for one chunk of G queries. Its share of the `next` rows behind it is asked for.
 template <int G, class Rows>
 void attend_pairs(const std::uint32_t* q /*packed*/, const KvRows& kv, Rows rows, int n, int next,
-                  const float* log_weights, PairState& state) {
+                  Asker asker, const float* log_weights, PairState& state) {
   alignas(64) float s[G * kBlock];
   alignas(64) std::uint32_t w[G * kW];
   if constexpr (G == kMostTogether) {
-    eight_scores(q, kv, rows, n, next, s);
+    eight_scores(q, kv, rows, n, next, asker, s);
     if (log_weights)
       for (int i = 0; i < n; ++i)
         for (int g = 0; g < G; ++g) s[at_eight(i) + g] += log_weights[i];
@@ -447,7 +462,7 @@ void attend_pairs(const std::uint32_t* q /*packed*/, const KvRows& kv, Rows rows
   }
   constexpr int kWide = G == kMostTogether ? 1 : 2;
   for_columns<kWide, kWideColumns>(kv.d, [&]<int V, bool kPartial>(int c) {
-    add_value_pairs<G, V, kPartial>(w, state.alpha, kv, rows, n, next, c, state.sums);
+    add_value_pairs<G, V, kPartial>(w, state.alpha, kv, rows, n, next, asker, c, state.sums);
   });
 }
 
@@ -457,15 +472,15 @@ void attend_bf16(const float* q, int queries, const KvRows& kv, Rows rows, const
   const std::int64_t d = kv.d;
   const std::int64_t packed_row = (d + kColumns - 1) / kColumns * kPairs;  // pairs of one query
   const std::int64_t sums_row = std::int64_t{registers_of(kv.d)} * kWideColumns;
-  for (int first = 0; first < queries; first += kMaxQueries) {
-    const int group = queries - first < kMaxQueries ? queries - first : kMaxQueries;
-    alignas(64) float l_acc[kMaxQueries * kW] = {};
-    alignas(64) std::uint32_t packed[kMaxQueries * kMaxHeadDim / 2];
-    alignas(64) float sums[kMaxQueries * kMaxHeadDim];
-    PairState chunks[kMaxQueries];  // by first query
-    take_outputs(state.o + first * d, group, kv.d, sums);
+  for (int first = 0; first < queries; first += kPass) {
+    const int group = queries - first < kPass ? queries - first : kPass;
+    alignas(64) float l_acc[kPass * kW] = {};
+    alignas(64) std::uint32_t packed[kPass * kMaxHeadDim / 2];
+    alignas(64) float sums[kPass * kMaxHeadDim];
+    PairState chunks[kPass];  // by first query
     for_chunks<kMostTogether>(group, [&]<int G>(int g) {
       const int at = first + g;
+      take_outputs<G>(state.o + at * d, kv.d, sums + g * sums_row);
       pack_pairs<G>(q + at * d, kv.d, packed + g * packed_row);
       chunks[g] = {sums + g * sums_row, state.m + at, l_acc + g * kW, {}};
       // What came before is one more sum.
@@ -473,12 +488,13 @@ void attend_bf16(const float* q, int queries, const KvRows& kv, Rows rows, const
     });
     for_blocks<DType::bf16>(kv, rows, count, [&](std::int64_t b, int n, int next) {
       for_chunks<kMostTogether>(group, [&]<int G>(int g) {
-        attend_pairs<G>(packed + g * packed_row, kv, rows.from(b), n, g == 0 ? next : 0,
-                        log_weights ? log_weights + b : nullptr, chunks[g]);
+        const Asker asker = G == kMostTogether ? Asker{g / G, group / G} : Asker{0, 1};
+        attend_pairs<G>(packed + g * packed_row, kv, rows.from(b), n, G == kMostTogether || g == 0 ? next : 0,
+                        asker, log_weights ? log_weights + b : nullptr, chunks[g]);
       });
     });
-    give_outputs(sums, group, kv.d, state.o + first * d);
     for_chunks<kMostTogether>(group, [&]<int G>(int g) {
+      give_outputs<G>(sums + g * sums_row, kv.d, state.o + (first + g) * d);
       for (int h = 0; h < G; ++h) {
         float own[kW];
         for (int n = 0; n < kW; ++n) own[n] = l_acc[g * kW + at_pair<G>(h, n)];
