@@ -72,7 +72,7 @@ TEST_P(AttendTest, EveryGroupAndDimensionAndType) {
   for (const DType type : kTypes)
     for (const int d : {2, 8, 16, 22, 32, 64, 80, 96, 128, 256, 576, kMaxHeadDim}) {
       const RandomKv kv(type, 150, d);
-      for (const int queries : {1, 2, 3, 4, 5, 7, 8, 16, 19}) {
+      for (const int queries : {1, 2, 3, 4, 5, 7, 8, 16, 19, 75}) {
         const std::vector<float> q =
             queries_for(type, queries * d, 7, 1.0f / std::sqrt(static_cast<float>(d)));
         State state(queries, d);
@@ -118,7 +118,7 @@ TEST_P(AttendTest, PairsRoundQueriesAndWeightsOnly) {
 }
 
 TEST_P(AttendTest, RowsWithLogWeights) {
-  const int d = 64, queries = 15;
+  const int d = 64, queries = 31;
   for (const DType type : kTypes) {
     const RandomKv kv(type, 1000, d);
     const std::vector<float> q = queries_for(type, queries * d, 5, 0.2f);
