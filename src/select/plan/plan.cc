@@ -271,9 +271,9 @@ void finish(std::span<Selector* const> layers, std::int32_t sequence,
       selectors.push_back(part == nullptr ? nullptr : part->selector.get());
       if (part != nullptr) info = part->info;
     }
-    info->finish(selectors, sequence, [&](int layer) {
+    info->finish(selectors, sequence, [&, &of = parts](int layer) {  // clang 14 captures no part of a pair
       const auto l = static_cast<std::size_t>(layer);
-      return parts[l]->keys_of(kv(layer), rows[l]);
+      return of[l]->keys_of(kv(layer), rows[l]);
     });
   }
 }
