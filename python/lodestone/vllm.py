@@ -133,6 +133,11 @@ def read_rows(layer: Any, cache: torch.Tensor, blocks: list[int], tokens: int) -
     )
 
 
+def _on_host(rows: torch.Tensor) -> np.ndarray:
+    """Rows [tokens, Hkv, d] as float32 [Hkv, tokens, d]."""
+    return rows.to(torch.float32).cpu().transpose(0, 1).contiguous().numpy()
+
+
 class LodestoneConnector(KVConnectorBase_V1):
     """Both sides of the connector: the scheduler's, which finds documents, and the worker's, which moves rows."""
 
@@ -232,7 +237,7 @@ class LodestoneConnector(KVConnectorBase_V1):
         for save, rows in zip(work.saves, self._rows):
             blocks = save.blocks[: -(-len(save.tokens) // self._block_size)]
             keys, values = read_rows(self._layers[layer_name], kv_layer, blocks, len(save.tokens))
-            rows[layer_index(layer_name)] = tuple(x.to(torch.float32).cpu().transpose(0, 1).contiguous().numpy() for x in (keys, values))
+            rows[layer_index(layer_name)] = _on_host(keys), _on_host(values)
 
     def wait_for_save(self) -> None:
         work = self._get_connector_metadata()
