@@ -15,9 +15,12 @@ layer (`LodestoneLayer`), which marks the key tensor that it returns, so that th
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import inspect
 import json
 import os
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,7 +32,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from . import InputError, Selector, _many, finish
+from . import InputError, RunError, Selector, _many, finish
 
 __all__ = ["Attached", "HfDocument", "LodestoneLayer", "attach", "pipeline"]
 
@@ -51,6 +54,11 @@ class LodestoneLayer(DynamicLayer):
         self._v: torch.Tensor | None = None
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.selector is not None and key_states.shape[-1] != value_states.shape[-1]:
+            raise InputError(
+                f"lodestone: expected keys and values of one size, found {key_states.shape[-1]} and {value_states.shape[-1]}: "
+                "the methods do not know latent attention (MLA)"
+            )
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         old = self.get_seq_length()
@@ -88,8 +96,9 @@ class LodestoneLayer(DynamicLayer):
         if self.selector is not None:
             self.selector.roll_back(tokens)
 
-    def crop(self, tokens_to_remove: int) -> None:
-        self.cut(self.get_seq_length() - abs(tokens_to_remove))
+    def crop(self, tokens: int) -> None:
+        """transformers' own word for it: -n takes n rows away; a positive n, of its first 5.x versions alone, is what stays."""
+        self.cut(tokens if tokens > 0 else self.get_seq_length() + tokens)
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         raise InputError("lodestone: expected greedy decoding or sampling, found beam search, which reorders the cache")
@@ -116,6 +125,9 @@ def _attention(
     """query [B, Hq, T, d], key and value [B, Hkv, S, d] -> [B, T, Hq, d]."""
     layer: LodestoneLayer | None = getattr(key, _MARK, None)
     selector = layer.selector if layer is not None else None
+    for name in ("softcap", "s_aux"):  # before the prefill, not after it
+        if selector is not None and kwargs.get(name) is not None:
+            raise InputError(f"lodestone: expected plain softmax attention, found '{name}', which sparse attention here does not know")
     if layer is None or selector is None or layer.indexed == 0:
         if selector is not None and selector.wants_prompt and query.shape[0] == 1:
             tokens = query.shape[2]
@@ -124,15 +136,19 @@ def _attention(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return output, None
-    for name in ("softcap", "s_aux"):
-        if kwargs.get(name) is not None:
-            raise InputError(f"lodestone: expected plain softmax attention, found '{name}', which sparse attention here does not know")
     if query.device.type != "cpu":
         raise InputError(f"lodestone: expected a model on the CPU, found tensors on {query.device}")
     if query.shape[0] != 1:
         raise InputError(f"lodestone: expected one sequence after an indexed document, found a batch of {query.shape[0]}")
+    if attention_mask is not None and not bool(_kept(attention_mask[0, 0, -1])):
+        raise InputError("lodestone: expected every token of the document and after it to be seen, found a mask that hides some")
     output_rows: np.ndarray = selector.attend(_rows(query), key.shape[2] - query.shape[2], key[0], value[0])
     return torch.from_numpy(output_rows).to(query.dtype)[None], None
+
+
+def _kept(mask: torch.Tensor) -> torch.Tensor:
+    """Whether the last query's row of a mask, bool or additive, hides nothing."""
+    return mask.all() if mask.dtype == torch.bool else (mask == 0).all()
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
@@ -154,17 +170,14 @@ def _state(layer: Any) -> dict[str, Any]:
     return {name: _copy(value) for name, value in vars(layer).items()}
 
 
-def _inverse_frequencies(model: PreTrainedModel, head_dim: int) -> tuple[np.ndarray | None, float]:
-    """RoPE's radians per position [d/2] of full-attention layers, and the attention scaling; None when heads turn in part."""
+def _rope(model: PreTrainedModel) -> tuple[np.ndarray | None, float]:
+    """RoPE's radians per position of full-attention layers, and the attention scaling; None without RoPE."""
     rotary = getattr(model.get_decoder(), "rotary_emb", None)
     for prefix in ("full_attention_", ""):
         frequencies = getattr(rotary, prefix + "inv_freq", None)
         if frequencies is not None:
             scaling = float(getattr(rotary, prefix + "attention_scaling", 1.0))
-            if 2 * frequencies.numel() == head_dim:
-                return frequencies.detach().to(torch.float32).cpu().numpy(), scaling
-            break
-    warnings.warn("lodestone: RoPE turns only a part of each head here, so methods take keys as they are stored", stacklevel=3)
+            return frequencies.detach().to(torch.float32).cpu().numpy(), scaling
     return None, 1.0
 
 
@@ -176,60 +189,81 @@ class HfDocument:
         self.input_ids = input_ids  # [1, tokens]
         self.cache = cache
         self._states = {i: _state(layer) for i, layer in enumerate(cache.layers) if not isinstance(layer, LodestoneLayer)}
+        self._turn = threading.RLock()  # one cache, one question at a time
 
     @property
     def tokens(self) -> int:
         return int(self.input_ids.shape[1])
 
     def ask(self, question_ids: torch.Tensor, max_new_tokens: int = 64, **generate: Any) -> torch.Tensor:
-        """Generates after the document and the question [1, n]; returns the new tokens [m] and rolls the cache back."""
-        if question_ids.ndim != 2 or question_ids.shape[0] != 1 or question_ids.shape[1] == 0:
-            raise InputError(f"ask: expected question ids [1, n], n > 0, found {list(question_ids.shape)}")
-        if generate.get("num_beams", 1) != 1:
+        """Generates after the document and the question [1, n]; returns the new tokens [m] and rolls the cache back.
+
+        `generate` takes what transformers' generate() takes, for one sequence. Threads take turns.
+        """
+        self.attached.check_ids("ask", "question ids [1, n], n > 0", question_ids)
+        for name in ("input_ids", "inputs", "inputs_embeds", "attention_mask", "position_ids", "cache", "past_key_values"):
+            if name in generate:
+                raise InputError(f"ask: expected what generate() takes besides ids, mask and cache, found '{name}'")
+        if not generate.get("use_cache", True):
+            raise InputError("ask: expected use_cache=True, found False: the document lies in the cache")
+        given = generate.get("generation_config") or self.attached.model.generation_config
+        if (generate.get("num_beams") or getattr(given, "num_beams", None) or 1) != 1:
             raise InputError("lodestone: expected greedy decoding or sampling, found beam search, which reorders the cache")
-        ids = torch.cat([self.input_ids, question_ids], dim=1)
-        try:
-            generate.setdefault("do_sample", False)
-            output = self.attached.model.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=max_new_tokens,
-                **{self.attached.cache_argument: self.cache},
-                **generate,
-            )
-        finally:
-            self.roll_back()
-        return output[0, ids.shape[1] :]
+        if generate.get("assistant_model") is not None or generate.get("prompt_lookup_num_tokens"):
+            raise InputError("ask: expected generation without drafts, found assisted generation, which reads the document once more")
+        ids = torch.cat([self.input_ids, question_ids.to(self.input_ids.dtype)], dim=1)
+        with self._turn:
+            try:
+                generate.setdefault("do_sample", False)
+                output = self.attached.model.generate(
+                    input_ids=ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=max_new_tokens,
+                    **{self.attached.cache_argument: self.cache},
+                    **generate,
+                )
+                tokens: torch.Tensor = output if isinstance(output, torch.Tensor) else output.sequences
+                if self.cache.get_seq_length() > tokens.shape[1]:
+                    raise InputError("ask: expected a kind of generation that goes on behind the cache, found one that reads all again")
+            finally:
+                self.roll_back()
+        return tokens[0, ids.shape[1] :]
 
     def roll_back(self) -> None:
         """Puts the cache back to the document: full-attention layers are cut, the others get the state that they had."""
-        for i, layer in enumerate(self.cache.layers):
-            if isinstance(layer, LodestoneLayer):
-                layer.cut(self.tokens)
-            else:
-                layer.__dict__.clear()
-                layer.__dict__.update({name: _copy(value) for name, value in self._states[i].items()})
+        with self._turn:
+            for i, layer in enumerate(self.cache.layers):
+                if isinstance(layer, LodestoneLayer):
+                    layer.cut(self.tokens)
+                else:
+                    layer.__dict__.clear()
+                    layer.__dict__.update({name: _copy(value) for name, value in self._states[i].items()})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes tokens, keys, values and the other layers' states (safetensors, whole or not at all).
 
         Indexes are built again by Attached.load.
         """
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
-        self.roll_back()
-        tensors = {"input_ids": self.input_ids.contiguous()}
-        plain: dict[str, Any] = {}  # what is no tensor
-        for i, layer in enumerate(self.cache.layers):
-            if isinstance(layer, LodestoneLayer):
-                tensors[f"layers.{i}.keys"] = layer.keys.contiguous()
-                tensors[f"layers.{i}.values"] = layer.values.contiguous()
-            else:
-                _flatten(f"layers.{i}", self._states[i], tensors, plain)
-        temporary = f"{os.fspath(path)}.{os.getpid()}.tmp"
+        with self._turn:
+            self.roll_back()
+            tensors = {"input_ids": self.input_ids.contiguous()}
+            plain: dict[str, Any] = {}  # what is no tensor
+            for i, layer in enumerate(self.cache.layers):
+                if isinstance(layer, LodestoneLayer):
+                    tensors[f"layers.{i}.keys"] = layer.keys.contiguous()
+                    tensors[f"layers.{i}.values"] = layer.values.contiguous()
+                else:
+                    _flatten(f"layers.{i}", self._states[i], tensors, plain)
+        about = {"spec": self.attached.spec, "model": self.attached.fingerprint, "state": json.dumps(plain)}
+        temporary = f"{os.fspath(path)}.{os.getpid()}.{threading.get_ident()}.tmp"
         try:
-            save_file(tensors, temporary, metadata={"spec": self.attached.spec, "state": json.dumps(plain)})
+            save_file(tensors, temporary, metadata=about)
             os.replace(temporary, path)
+        except (OSError, SafetensorError) as error:
+            raise RunError(f"save: {os.fspath(path)}: cannot be written: {error}") from error
         finally:
             if os.path.exists(temporary):
                 os.unlink(temporary)
@@ -261,40 +295,86 @@ class Attached:
     """A model whose documents are asked under a spec."""
 
     def __init__(self, model: PreTrainedModel, spec: str) -> None:
-        self.model = model
+        if not hasattr(model, "set_attn_implementation"):
+            raise InputError(f"attach: expected a model of transformers, found {type(model).__name__}")
+        self.model: Any = model  # transformers' own types do not know generate()
         self.spec = spec
         config = model.config.get_text_config(decoder=True)
-        self._query_heads = int(config.num_attention_heads)
-        self._kv_heads = int(getattr(config, "num_key_value_heads", None) or self._query_heads)
-        self._head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // self._query_heads)
+        if not getattr(model, "_supports_sdpa", True):
+            raise InputError(f"attach: expected a model that can attend by SDPA, found {config.model_type}, whose attention is another")
         if next(model.parameters()).device.type != "cpu":
             raise InputError("attach: expected a model on the CPU, found one on another device")
-        self._scales = {
-            int(module.layer_idx): float(module.scaling)
-            for module in model.modules()
-            if isinstance(getattr(module, "scaling", None), float) and hasattr(module, "layer_idx")
+        modules: list[Any] = [module for module in model.modules() if hasattr(module, "layer_idx")]
+        self._scales = {int(m.layer_idx): float(m.scaling) for m in modules if isinstance(getattr(m, "scaling", None), float)}
+        # Before the names in the config, which are one number for layers that may differ (Gemma 4).
+        self._head_dims = {int(m.layer_idx): int(m.head_dim) for m in modules if isinstance(getattr(m, "head_dim", None), int)}
+        self._groups = {
+            int(m.layer_idx): int(m.num_key_value_groups) for m in modules if isinstance(getattr(m, "num_key_value_groups", None), int)
         }
-        self._frequencies, self._attention_scaling = _inverse_frequencies(model, self._head_dim)
+        if getattr(config, "num_attention_heads", None) is None:
+            raise InputError(f"attach: expected a model with attention, found {config.model_type}, whose config names no heads")
+        self._query_heads = int(config.num_attention_heads)
+        self._config = config
         names = inspect.signature(model.forward).parameters
         self.cache_argument = "cache" if "cache" in names else "past_key_values"  # as this transformers calls it
-        self._selector(0)  # a wrong spec is an error now, not after the prefill
+        layers = _full_layers(self.new_cache())  # a wrong spec is an error now, not after the prefill
+        frequencies, _ = _rope(model)
+        if spec != "full" and frequencies is not None and any(2 * len(frequencies) != self._shape(layer)[1] for layer in layers):
+            warnings.warn("lodestone: RoPE turns only a part of each head here, so methods take keys as they are stored", stacklevel=3)
         AttentionInterface.register(_NAME, _attention)
         AttentionMaskInterface.register(_NAME, sdpa_mask)
         model.set_attn_implementation(_NAME)
 
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Of weights (a sample of each) and RoPE: keys of another model are refused."""
+        digest = hashlib.sha256()
+        turning = [buffer for name, buffer in self.model.named_buffers() if name.endswith("inv_freq")]
+        for tensor in [*self.model.parameters(), *turning]:
+            digest.update(str(list(tensor.shape)).encode())
+            flat = tensor.detach().flatten()
+            digest.update(flat[:: max(1, flat.numel() // 1024)].to(torch.float32).cpu().numpy().tobytes())
+        return digest.hexdigest()[:32]
+
+    def check_ids(self, who: str, expected: str, ids: Any) -> None:
+        """InputError unless these are token ids [1, n] that the model can take."""
+        if not isinstance(ids, torch.Tensor):
+            raise InputError(f"{who}: expected a tensor of {expected}, found {type(ids).__name__}")
+        if ids.ndim != 2 or ids.shape[0] != 1 or ids.shape[1] == 0:
+            raise InputError(f"{who}: expected {expected}, found {list(ids.shape)}")
+        if ids.dtype not in (torch.int64, torch.int32):
+            raise InputError(f"{who}: expected {expected} as int64 or int32, found {ids.dtype}")
+        if ids.device.type != "cpu":
+            raise InputError(f"{who}: expected {expected} on the CPU, as the model, found them on {ids.device}")
+        vocab = getattr(self.model.get_input_embeddings(), "num_embeddings", None)
+        if int(ids.min()) < 0 or (vocab is not None and int(ids.max()) >= vocab):
+            raise InputError(f"{who}: expected token ids from 0 to {(vocab or 0) - 1}, found {int(ids.min())} to {int(ids.max())}")
+
     def _selector(self, layer: int) -> Selector | None:
         if self.spec == "full":
             return None
+        kv_heads, head_dim = self._shape(layer)
+        frequencies, scaling = _rope(self.model)
+        if frequencies is not None and 2 * len(frequencies) != head_dim:
+            frequencies, scaling = None, 1.0
         return Selector(
             self.spec,
             self._query_heads,
-            self._kv_heads,
-            self._head_dim,
+            kv_heads,
+            head_dim,
             layer=layer,
             scale=self._scales.get(layer),
-            inverse_frequencies=self._frequencies,
-            attention_scaling=self._attention_scaling,
+            inverse_frequencies=frequencies,
+            attention_scaling=scaling,
         )
+
+    def _shape(self, layer: int) -> tuple[int, int]:
+        """KV heads and head dimension of a layer."""
+        group, head_dim = self._groups.get(layer), self._head_dims.get(layer)
+        kv_heads = getattr(self._config, "num_key_value_heads", None) or self._query_heads if group is None else self._query_heads // group
+        if head_dim is None:
+            head_dim = getattr(self._config, "head_dim", None) or self._config.hidden_size // self._query_heads
+        return int(kv_heads), int(head_dim)
 
     def new_cache(self) -> Cache:
         """A cache whose full-attention layers can be indexed; the others are transformers' own."""
@@ -316,8 +396,9 @@ class Attached:
     @torch.no_grad()
     def read(self, input_ids: torch.Tensor, chunk: int = 512) -> HfDocument:
         """Prefills ids [1, tokens] with dense attention in chunks, and indexes them."""
-        if input_ids.ndim != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] == 0:
-            raise InputError(f"read: expected ids [1, tokens] of one sequence, found {list(input_ids.shape)}")
+        self.check_ids("read", "ids [1, tokens] of one sequence", input_ids)
+        if chunk < 1:
+            raise InputError(f"read: expected a chunk of 1 token or more, found {chunk}")
         cache = self.new_cache()
         for part in input_ids.split(chunk, dim=1):
             self.model(input_ids=part, use_cache=True, logits_to_keep=1, **{self.cache_argument: cache})
@@ -327,9 +408,10 @@ class Attached:
     @torch.no_grad()
     def logits(self, input_ids: torch.Tensor, sparse_tokens: int) -> torch.Tensor:
         """Logits [1, T, V] of ids [1, T] whose last `sparse_tokens` attend by the spec, the ones before densely."""
+        self.check_ids("logits", "ids [1, T]", input_ids)
+        if sparse_tokens < 1:
+            raise InputError(f"logits: expected sparse_tokens of 1 or more, found {sparse_tokens}")
         dense = input_ids.shape[1] - sparse_tokens
-        if input_ids.ndim != 2 or input_ids.shape[0] != 1 or input_ids.shape[1] == 0 or sparse_tokens < 1:
-            raise InputError(f"logits: expected ids [1, T] and sparse_tokens of 1 or more, found {list(input_ids.shape)} and {sparse_tokens}")
         if dense < 1:
             return self.model(input_ids=input_ids).logits
         cache = self.new_cache()
@@ -340,15 +422,22 @@ class Attached:
 
     def load(self, path: str | os.PathLike[str]) -> HfDocument:
         """Opens what HfDocument.save wrote for this model, and indexes it."""
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
         where = os.fspath(path)
-        with safe_open(where, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
-            plain = json.loads((file.metadata() or {}).get("state", "{}"))
+        try:
+            with safe_open(where, "pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}
+                about = file.metadata() or {}
+            plain = json.loads(about.get("state", "{}"))
+        except (OSError, SafetensorError, ValueError) as error:
+            raise InputError(f"load: {where}: expected a document as HfDocument.save writes it, found: {error}") from error
         cache = self.new_cache()
         if "input_ids" not in tensors or any(f"layers.{i}.keys" not in tensors for i in _full_layers(cache)):
             raise InputError(f"load: {where}: expected the tokens and keys of this model's {len(cache.layers)} layers, found others")
+        if about.get("model") != self.fingerprint:
+            raise InputError(f"load: {where}: expected a document of this model, found keys of another: weights or RoPE differ")
+        self.check_ids(f"load: {where}", "the document's ids [1, tokens]", tensors["input_ids"])
         for i, layer in enumerate(cache.layers):
             if not isinstance(layer, LodestoneLayer):
                 state = {name: None for name in _names(f"layers.{i}.", tensors, plain)} | vars(layer)
@@ -357,16 +446,24 @@ class Attached:
                 continue
             if layer.selector is not None and layer.selector.wants_prompt:
                 warnings.warn(f"lodestone: '{self.spec}' learns from the prefill's queries, which the file does not hold", stacklevel=2)
-            keys, values = tensors[f"layers.{i}.keys"], tensors[f"layers.{i}.values"]
-            expected = [1, self._kv_heads, tensors["input_ids"].shape[1], self._head_dim]
+            keys, values = tensors[f"layers.{i}.keys"], tensors.get(f"layers.{i}.values")
+            kv_heads, head_dim = self._shape(i)
+            expected = [1, kv_heads, tensors["input_ids"].shape[1], head_dim]
             if list(keys.shape) != expected:
                 raise InputError(f"load: {where}: expected keys {expected} in layer {i}, found {list(keys.shape)}")
+            if values is None or list(values.shape) != expected:
+                raise InputError(f"load: {where}: expected values as many as keys in layer {i}, found others")
+            if keys.dtype != self.model.dtype:
+                raise InputError(f"load: {where}: expected keys of {self.model.dtype}, as the model is loaded, found {keys.dtype}")
             layer.update(keys, values)
         self._index(cache)
         return HfDocument(self, tensors["input_ids"], cache)
 
     def _index(self, cache: Cache) -> None:
-        layers = [layer for layer in cache.layers if isinstance(layer, LodestoneLayer)]
+        # Layers that use another's keys (Gemma 4) leave their own place in the cache empty.
+        layers = [layer for layer in cache.layers if isinstance(layer, LodestoneLayer) and layer.get_seq_length() > 0]
+        if len(layers) == 0:
+            raise InputError("lodestone: expected a model that fills the cache which it is given, found one that leaves it empty")
         for layer in layers:
             layer.index()
         sparse = [(layer, layer.selector) for layer in layers if layer.selector is not None]

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiny random models of transformers under every kind of selector; skipped without torch and transformers."""
 
+import threading
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -114,6 +116,126 @@ def test_what_cannot_be_is_said_in_a_sentence(tmp_path):
         hf.attach(tiny("gemma3"), "topk:k=20").load(tmp_path / "other.safetensors")
     with pytest.raises(lodestone.InputError, match="valid"):
         hf.attach(model, "nonsense")
+
+
+def test_wrong_ids_are_named():
+    attached = hf.attach(tiny("llama"), "topk:k=20,window=16")
+    ids, question = torch.randint(2, 200, (1, 50)), torch.randint(2, 200, (1, 5))
+    document = attached.read(ids)
+    want = document.ask(question, max_new_tokens=4)
+    for wrong in ([[1, 2]], ids.numpy(), ids[0], ids.float(), ids + 1000, -ids, ids[:, :0], ids.to("meta"), None):
+        for use in (attached.read, document.ask, lambda x: attached.logits(x, 8)):
+            with pytest.raises(lodestone.InputError, match="expected"):
+                use(wrong)
+    for chunk in (0, -1):
+        with pytest.raises(lodestone.InputError, match="chunk"):
+            attached.read(ids, chunk=chunk)
+    assert torch.equal(document.ask(question, max_new_tokens=4), want)
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"generation_config": transformers.GenerationConfig(num_beams=3)}, "beam"),
+        ({"do_sample": True, "num_return_sequences": 2}, "sequence"),
+        ({"use_cache": False}, "use_cache"),
+        ({"attention_mask": torch.ones(1, 55)}, "attention_mask"),
+        ({"input_ids": torch.ones(1, 5)}, "input_ids"),
+        ({"prompt_lookup_num_tokens": 3}, "assisted"),
+    ],
+)
+def test_ways_of_generating_that_would_not_go_on_behind_the_document(given, said):
+    document = hf.attach(tiny("llama"), "topk:k=20,window=16").read(torch.randint(2, 200, (1, 50)))
+    question = torch.randint(2, 200, (1, 5))
+    want = document.ask(question, max_new_tokens=4)
+    with pytest.raises(lodestone.InputError, match=said):
+        document.ask(question, max_new_tokens=4, **given)
+    assert torch.equal(document.ask(question, max_new_tokens=4), want)
+    assert torch.equal(document.ask(question, max_new_tokens=4, return_dict_in_generate=True), want)
+
+
+def test_threads_that_ask_one_document_take_turns():
+    document = hf.attach(tiny("llama"), "topk:k=20,window=16").read(torch.randint(2, 200, (1, 100)))
+    question = torch.randint(2, 200, (1, 5))
+    want, got = document.ask(question, max_new_tokens=6).tolist(), []
+    threads = [threading.Thread(target=lambda: got.append(document.ask(question, max_new_tokens=6).tolist())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == [want] * 4
+
+
+def test_a_mask_that_hides_parts_of_a_document_is_refused():
+    model = tiny("llama")
+    attached = hf.attach(model, "topk:k=20,window=16,dense_layers=0")
+    document = attached.read(torch.randint(2, 200, (1, 50)))
+    mask = torch.ones(1, 55, dtype=torch.long)
+    mask[:, :20] = 0
+    with pytest.raises(lodestone.InputError, match="mask"), torch.no_grad():
+        model(input_ids=torch.randint(2, 200, (1, 5)), attention_mask=mask, **{attached.cache_argument: document.cache})
+
+
+def test_a_layer_is_cropped_in_either_way_of_transformers():
+    cache = hf.attach(tiny("llama"), "full").read(torch.randint(2, 200, (1, 50))).cache
+    for layer in cache.layers:
+        layer.crop(0)
+        assert layer.get_seq_length() == 50
+        layer.crop(-3)
+        assert layer.get_seq_length() == 47
+        layer.crop(40)  # what stays
+        assert layer.get_seq_length() == 40
+
+
+def test_files_of_other_models_and_broken_ones_are_refused(tmp_path):
+    attached = hf.attach(tiny("llama"), "topk:k=20,window=16")
+    document = attached.read(torch.randint(2, 200, (1, 50)))
+    path = tmp_path / "d.safetensors"
+    document.save(path)
+    torch.manual_seed(1)  # as many heads, other weights
+    other = hf.attach(transformers.AutoModelForCausalLM.from_config(attached.model.config).eval(), "topk:k=20,window=16")
+    with pytest.raises(lodestone.InputError, match="another"):
+        other.load(path)
+    (tmp_path / "cut").write_bytes(path.read_bytes()[:3000])
+    (tmp_path / "junk").write_bytes(b"junk" * 100)
+    for name in ("cut", "junk", "nothing"):
+        with pytest.raises(lodestone.InputError, match=name):
+            attached.load(tmp_path / name)
+    with pytest.raises(lodestone.RunError, match="cannot be written"):
+        document.save(tmp_path / "no folder" / "d")
+
+
+def test_full_attention_layers_with_heads_of_their_own_size():
+    """Gemma 4: the layers without a window have wider heads, and the config has no one number for all."""
+    if not hasattr(transformers, "Gemma4TextConfig"):
+        pytest.skip("this transformers has no Gemma 4")
+    torch.manual_seed(0)
+    config = transformers.Gemma4TextConfig(
+        **TINY | {"num_hidden_layers": 4}, num_kv_shared_layers=0, sliding_window=32, vocab_size_per_layer_input=200,
+        hidden_size_per_layer_input=16, layer_types=["sliding_attention", "full_attention"] * 2, global_head_dim=64,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    ids, question = torch.randint(2, 200, (1, 120)), torch.randint(2, 200, (1, 7))
+    with torch.no_grad():
+        want = model(input_ids=torch.cat([ids, question], 1)).logits[:, -7:]
+    document = hf.attach(model, "kmeans:probes=1000,sink=1,window=16,dense_layers=0").read(ids)
+    torch.testing.assert_close(logits_after(model, document, question), want, atol=1e-4, rtol=1e-4)
+
+
+def test_models_of_other_attention_are_refused_before_the_prefill():
+    with pytest.raises(lodestone.InputError, match="gpt_oss"):  # SDPA would leave out its sinks
+        config = transformers.GptOssConfig(**TINY, num_local_experts=2, num_experts_per_tok=1)
+        hf.attach(transformers.AutoModelForCausalLM.from_config(config), "topk:k=20")
+    config = transformers.DeepseekV3Config(
+        **{k: v for k, v in TINY.items() if k not in ("head_dim", "num_key_value_heads")}, num_key_value_heads=4, moe_intermediate_size=32,
+        n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1, kv_lora_rank=32, q_lora_rank=32, qk_rope_head_dim=16,
+        qk_nope_head_dim=16, v_head_dim=16, first_k_dense_replace=1,
+    )
+    attached = hf.attach(transformers.AutoModelForCausalLM.from_config(config).eval(), "topk:k=20,dense_layers=0")
+    with pytest.raises(lodestone.InputError, match="MLA"):
+        attached.read(torch.randint(2, 200, (1, 50)))
+    with pytest.raises(lodestone.InputError, match="model of transformers"):
+        hf.attach(None, "topk:k=20")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
