@@ -31,6 +31,7 @@ class Stream {
     if (max_new_tokens < 1)
       throw InputError("ask: expected max_new_tokens of 1 or more, found " + std::to_string(max_new_tokens));
     document_->here();
+    InCallback::check_outside();
     Request request;
     request.document = document_->document;
     request.attention = attention_of(*document_->document, attention);
@@ -59,6 +60,7 @@ class Stream {
 
   std::string next() {
     document_->here();
+    InCallback::check_outside();
     for (;;) {
       const bool ended = wait_briefly();
       {

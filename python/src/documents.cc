@@ -34,11 +34,18 @@ void keep_source(const Document& document, const std::string& text) {
   parts.first_token = std::ssize(document.model()->tokenizer().prefix());
 }
 
+void check_room(const std::string& who, std::int64_t max_tokens) {
+  if (max_tokens < 0)
+    throw InputError(who + ": expected max_tokens of 0 or more, found " + std::to_string(max_tokens));
+}
+
 std::shared_ptr<PyDocument> read_document(std::shared_ptr<PyModel> model, const std::string& text,
                                           const std::vector<std::string>& specs, const std::string& kv_type,
                                           std::int64_t max_tokens, std::uint64_t seed,
                                           const std::optional<Progress>& progress) {
   model->process.check("Model");
+  InCallback::check_outside();
+  check_room("read", max_tokens);
   DocumentOptions options = {.kv_type = parse_dtype(kv_type), .max_tokens = max_tokens, .seed = seed};
   for (const std::string& spec : specs) {
     if (parse_auto(spec))
@@ -49,6 +56,7 @@ std::shared_ptr<PyDocument> read_document(std::shared_ptr<PyModel> model, const 
   if (progress) {
     options.progress = [&](const ReadProgress& done) {
       const nb::gil_scoped_acquire acquire;
+      const InCallback mark;
       (*progress)(done.tokens_done, done.tokens, done.layers_indexed, done.layers);
     };
   }
@@ -109,6 +117,7 @@ std::shared_ptr<PyDocument> document_of_keys(std::shared_ptr<PyModel> model,
                                              const std::vector<std::string>& specs, std::int64_t max_tokens,
                                              std::uint64_t seed) {
   model->process.check("Model");
+  check_room("from_keys", max_tokens);
   if (keys.size() != values.size()) throw InputError("from_keys: expected as many values as keys");
   std::vector<Array> k, v;
   for (const ArrayArgument& array : keys) k.push_back(array_of(array, "keys"));

@@ -54,6 +54,7 @@ class PyMethod final : public Selector {
 
   void build(std::int32_t, KvLayer kv) override {
     const nb::gil_scoped_acquire acquire;
+    const InCallback mark;
     nb::list keys;
     for (const KvRows& head : kv.heads) keys.append(nb::cast(keys_of(head)));
     me().attr("build")(keys);
@@ -61,6 +62,7 @@ class PyMethod final : public Selector {
 
   void select(std::span<const QueryBlock> blocks, Selection& out) override {
     const nb::gil_scoped_acquire acquire;
+    const InCallback mark;
     for (const QueryBlock& block : blocks)
       for (std::int64_t t = 0; t < block.tokens; ++t)
         for (int head = 0; head < geometry_.kv_heads; ++head) select(block, t, head, out);

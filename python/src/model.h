@@ -55,6 +55,7 @@ struct PyDocument {
 /// Waits for a ticket with the GIL released; Ctrl-C cancels the job.
 template <class Result>
 Result wait_for(PyModel& owner, const Ticket<Result>& ticket) {
+  InCallback::check_outside();
   for (;;) {
     {
       const nb::gil_scoped_release release;

@@ -42,6 +42,27 @@ class OfProcess {
   pid_t pid_ = getpid();
 };
 
+/// Held by a thread of the library while it runs Python's code: a method's, or a progress function. A model that this
+/// code asked would wait for the code itself.
+class InCallback {
+ public:
+  InCallback() { ++depth_; }
+  ~InCallback() { --depth_; }
+  InCallback(const InCallback&) = delete;
+  InCallback& operator=(const InCallback&) = delete;
+  /// RunError in such code.
+  static void check_outside() {
+    if (depth_ > 0)
+      throw RunError(
+          "expected no question and no text to read from within a method or a progress function, which a "
+          "model "
+          "waits for; ask when it has returned");
+  }
+
+ private:
+  static inline thread_local int depth_ = 0;
+};
+
 /// The threads that attention functions and selectors share, made when they are first needed.
 std::shared_ptr<ThreadPool> shared_threads();
 

@@ -89,6 +89,8 @@ def test_errors_are_sentences(model, document, tmp_path):
         lodestone.Document.load(tmp_path / "nothing.lode", model)
     with pytest.raises(lodestone.InputError, match="question"):
         document.ask("x", template="no place")
+    with pytest.raises(lodestone.InputError, match="max_tokens"):
+        lodestone.Document.read(model, "a text", max_tokens=-3)
     assert issubclass(lodestone.InputError, ValueError) and issubclass(lodestone.RunError, RuntimeError)
 
 
@@ -168,6 +170,34 @@ def test_an_estimate(model):
     assert [m.attention for m in estimate.methods][0] == "full" and len(estimate.methods) == 2
     with pytest.raises(lodestone.InputError):
         model.estimate(10**9)
+
+
+class Asks:
+    """Asks its own model while the model waits for it."""
+
+    document = None
+
+    def __init__(self, **_):
+        pass
+
+    def build(self, keys):
+        pass
+
+    def select(self, head, queries, begin, end):
+        self.document.ask(QUESTION)
+        return np.arange(begin, end)
+
+
+def test_a_model_is_not_asked_by_what_it_waits_for(model, text, document):
+    lodestone.register_method("asks", Asks)
+    Asks.document = document
+    asking = lodestone.Document.read(model, text[:3000], specs=["asks:window=16"])
+    with pytest.raises(lodestone.RunError, match="within a method"):
+        asking.ask(QUESTION)
+    with pytest.raises(lodestone.RunError, match="progress"):
+        lodestone.Document.read(model, text[:3000], progress=lambda *_: document.ask(QUESTION))
+    assert document.ask(QUESTION).text
+    Asks.document = None  # methods outlive the interpreter, and what they hold
 
 
 class EveryNth:
