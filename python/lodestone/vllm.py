@@ -9,8 +9,8 @@ A prompt that begins with a document's tokens takes their keys and values from i
 the rest. With `save`, each prompt that no document begins becomes one, FOLDER/HASH.lode; `specs` names the methods it is then
 indexed for. The model is the same folder on both sides: full-attention layers, keys after RoPE, one GPU or the CPU.
 
-Rows go into vLLM's cache by its backend's own function, so that every layout is right. They come out of it in one of the layouts
-known here, which is checked by writing them back.
+Rows go into vLLM's cache by its backend's own function, so that every layout is right, and come out of it from where that function
+puts numbers which tell their own place.
 """
 
 from __future__ import annotations
@@ -101,41 +101,47 @@ def _write(layer: Any, keys: torch.Tensor, values: torch.Tensor, cache: torch.Te
     layer.impl.do_kv_cache_update(layer, keys, values, cache, slots.to(cache.device))
 
 
-def _read_split(cache: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a cache [blocks, Hkv, block size, 2 d] whose rows hold key and value side by side: [tokens, Hkv, d] each."""
-    rows = cache[blocks].permute(0, 2, 1, 3).flatten(0, 1)
-    keys, values = rows.chunk(2, dim=-1)
-    return keys, values
+def _places(layer: Any, cache: torch.Tensor, heads: int, d: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where keys and values [block size, Hkv, d] lie in a block, as indices into it [block size, Hkv, d] each.
 
-
-def _read_halves(cache: torch.Tensor, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of one whose blocks hold all keys, then all values."""
-    part = cache[blocks]
-    n, heads, size, _ = part.shape
-    keys, values = part.reshape(n, heads, 2 * size, -1).chunk(2, dim=2)
-    return keys.permute(0, 2, 1, 3).flatten(0, 1), values.permute(0, 2, 1, 3).flatten(0, 1)
+    Found by having numbers written, digit by digit, which every type of a cache holds exactly: each backend, and on the CPU each
+    kind of processor, has a layout of its own.
+    """
+    block_size, count = cache.shape[2], cache.shape[2] * heads * d
+    slots = torch.arange(block_size)
+    number = torch.arange(1, 2 * count + 1).view(2, block_size, heads, d)  # 0 = nothing was written here
+    found = torch.zeros(cache[0].numel(), dtype=torch.int64)
+    for digit in range(4):
+        part = number // 64**digit % 64
+        scratch = torch.zeros_like(cache[:1])
+        _write(layer, part[0], part[1], scratch, slots)
+        found += scratch.flatten().to(torch.float64).round().long().cpu() * 64**digit
+    at = torch.full((2 * count + 1,), -1, dtype=torch.int64)
+    at[found.clamp(0, 2 * count)] = torch.arange(found.numel())
+    if bool((at[1:] < 0).any()):
+        raise InputError(
+            "lodestone.vllm: expected a KV cache that holds every number of keys and values once, as it is, found another kind, "
+            f"of shape {list(cache.shape)} and {cache.dtype}; it can be served to, but not saved from"
+        )
+    places = at[1:].view(2, block_size, heads, d).to(cache.device)
+    return places[0], places[1]
 
 
 def read_rows(layer: Any, cache: torch.Tensor, blocks: list[int], tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A prompt's keys and values [tokens, Hkv, d] from the paged cache; InputError when its layout is none of those known here."""
-    at = torch.tensor(blocks, dtype=torch.int64, device=cache.device)
-    block_size = cache.shape[2]
-    for read in (_read_split, _read_halves):
-        keys, values = (x[:tokens].contiguous() for x in read(cache, at))
-        again = torch.zeros_like(cache[at])
-        _write(layer, keys, values, again, slots_of(list(range(len(blocks))), block_size, 0, tokens))
-        whole = tokens // block_size
-        if whole > 0 and torch.equal(again[:whole], cache[at][:whole]):
-            return keys, values
-    raise InputError(
-        "lodestone.vllm: expected a KV cache whose rows hold keys and values side by side, or whose blocks hold keys, then values, "
-        f"found another layout, of shape {list(cache.shape)}; it can be served to, but not saved from"
-    )
+    """A prompt's keys and values [tokens, Hkv, d] from a paged cache [blocks, Hkv, block size, 2 d] of any layout within a block.
+
+    InputError for one that does not hold the numbers as they are.
+    """
+    heads, d = cache.shape[1], cache.shape[3] // 2
+    chosen = cache[torch.tensor(blocks, dtype=torch.int64, device=cache.device)].flatten(1)
+    keys, values = (chosen[:, at.flatten()].view(-1, heads, d)[:tokens] for at in _places(layer, cache, heads, d))
+    return keys, values
 
 
 def _on_host(rows: torch.Tensor) -> np.ndarray:
-    """Rows [tokens, Hkv, d] as float32 [Hkv, tokens, d]."""
-    return rows.to(torch.float32).cpu().transpose(0, 1).contiguous().numpy()
+    """Rows [tokens, Hkv, d] as [Hkv, tokens, d], float16 or, where the cache holds more, float32."""
+    kept = torch.float32 if rows.dtype == torch.float32 else torch.float16
+    return rows.to(kept).cpu().transpose(0, 1).contiguous().numpy()
 
 
 class LodestoneConnector(KVConnectorBase_V1):
@@ -157,7 +163,6 @@ class LodestoneConnector(KVConnectorBase_V1):
         self._loads: list[Load] = []
         self._prompts: dict[str, _Prompt] = {}
         self._layers: dict[str, Any] = {}
-        self._rows: list[dict[int, tuple[np.ndarray, np.ndarray]]] = []  # of each save of this step, by layer
 
     # ---- The scheduler's side.
 
@@ -221,7 +226,6 @@ class LodestoneConnector(KVConnectorBase_V1):
         }
         work = self._get_connector_metadata()
         assert isinstance(work, Work)
-        self._rows = [{} for _ in work.saves]
         for load in work.loads:
             slots = slots_of(load.blocks, self._block_size, load.begin, load.end)
             for name, layer in self._layers.items():
@@ -232,22 +236,21 @@ class LodestoneConnector(KVConnectorBase_V1):
         return
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        work = self._get_connector_metadata()
-        assert isinstance(work, Work)
-        for save, rows in zip(work.saves, self._rows):
-            blocks = save.blocks[: -(-len(save.tokens) // self._block_size)]
-            keys, values = read_rows(self._layers[layer_name], kv_layer, blocks, len(save.tokens))
-            rows[layer_index(layer_name)] = _on_host(keys), _on_host(values)
+        return  # the cache holds the prompt in wait_for_save, which comes after the last layer
 
     def wait_for_save(self) -> None:
         work = self._get_connector_metadata()
         assert isinstance(work, Work)
-        for save, rows in zip(work.saves, self._rows):
-            layers = [rows[i] for i in sorted(rows)]
-            half = [(k.astype(np.float16), v.astype(np.float16)) for k, v in layers]
-            document = Document.from_keys(self._model, save.tokens, [k for k, _ in half], [v for _, v in half], specs=self._specs)
+        for save in work.saves:
+            blocks = save.blocks[: -(-len(save.tokens) // self._block_size)]
+            keys, values = [], []
+            for name in sorted(self._layers, key=layer_index):
+                layer = self._layers[name]
+                k, v = read_rows(layer, layer.kv_cache, blocks, len(save.tokens))
+                keys.append(_on_host(k))
+                values.append(_on_host(v))
+            document = Document.from_keys(self._model, save.tokens, keys, values, specs=self._specs)
             name = hashlib.sha256(np.asarray(save.tokens, np.int32).tobytes()).hexdigest()[:32]
             assert self._save_folder is not None
             os.makedirs(self._save_folder, exist_ok=True)
             document.save(os.path.join(self._save_folder, name + ".lode"))
-        self._rows = []
