@@ -99,7 +99,9 @@ def main():
         show("saved: tokens and methods", again.token_ids == document and again.methods == ["kmeans:probes=16,window=255"], again.methods)
         ours = lodestone.Document.read(model, text, specs=["kmeans:probes=16,window=255"], kv_type="f32")
         for attention in ("full", "kmeans:probes=16,window=255"):
-            got, own = ([list(lodestone.Sequence(d, attention, max_tokens=200).generate(q, TOKENS)) for q in questions] for d in (again, ours))
+            got, own = (
+                [list(lodestone.Sequence(d, attention, max_tokens=200).generate(q, TOKENS)) for q in questions] for d in (again, ours)
+            )
             show(f"saved: answers of {attention}, as of a document read by Lodestone", got == own, [model.decode(one) for one in got])
             if attention == "full":
                 show("saved: answers of full, as of vLLM", got == [t[: len(g)] for t, g in zip(alone["tokens"], got)], "")
