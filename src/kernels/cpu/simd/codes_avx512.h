@@ -37,7 +37,8 @@ LODE_INLINE Codes bits_of(Codes c) {
 template <int From, int Width, int To>
 LODE_INLINE Codes with_bits_of(Codes there, Codes c) {
   constexpr int kOrAnd = 0xf8;  // a | (b & c)
-  const __m512i moved_bits = moved<From, To>(c.x), mask = mask_of_bits<Width, To>();  // clang has a macro here
+  const __m512i moved_bits = moved<From, To>(c.x),
+                mask = mask_of_bits<Width, To>();  // clang has a macro here
   return {_mm512_ternarylogic_epi32(there.x, moved_bits, mask, kOrAnd)};
 }
 struct Table {
