@@ -46,6 +46,10 @@ def questions_about(text: str, count: int, rng: random.Random) -> list[str]:
     return [f"What is the {rng.choice(WORDS)} of {rng.choice(names)}?" for _ in range(count)]
 
 
+def over_ranks(count: int, command: list[str], hosts: cluster_hosts.Hosts | None) -> list[str]:
+    return hosts.launch(count, *command) if hosts and count > 1 else on_one_machine(count, command)
+
+
 def on_one_machine(count: int, command: list[str]) -> list[str]:
     return command if count == 1 else ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(count), *command]
 
@@ -70,8 +74,9 @@ def run(command: list[str]) -> str:
     return done.stdout
 
 
-def answers(program: str, count: int, context: str, questions: list[str], methods: tuple[str, ...], threads: int = 1) -> list[dict]:
-    return json.loads(run(on_one_machine(count, ask(program, context, questions, methods, threads))))["answers"]
+def answers(program: str, count: int, context: str, questions: list[str], methods: tuple[str, ...], threads: int = 1,
+            hosts: cluster_hosts.Hosts | None = None) -> list[dict]:
+    return json.loads(run(over_ranks(count, ask(program, context, questions, methods, threads), hosts)))["answers"]
 
 
 def messages(shared: list[dict], count: int) -> dict:
@@ -120,6 +125,20 @@ def compare_long(program: str, context: str, questions: list[str], counts: list[
     """`full` alone, about a text so long that one number of ranks at a time is all that a machine takes."""
     alone = answers(program, 1, context, questions, ("full",))
     return {count: compare_count(program, context, questions, [], count, alone) for count in counts}
+
+
+def compare_on_hosts(program: str, context: str, questions: list[str]) -> dict:
+    """`full` over ranks on three hosts of their own beside one process, and the first questions again."""
+    alone, figures = answers(program, 1, context, questions, ("full",)), {}
+    with cluster_hosts.Hosts(3) as hosts:
+        for count in (2, 3, 4, 7):
+            shared = answers(program, count, context, questions, ("full",), hosts=hosts)
+            again = answers(program, count, context, questions[:10], ("full",), hosts=hosts)
+            figures[count] = {"answers": len(shared), "different": differences(alone, shared),
+                              "changed_when_repeated": sum(without_times(a) != without_times(b) for a, b in zip(shared, again)),
+                              "messages": {"full": messages(shared, count)}}
+            print(f"{count} ranks on hosts: {len(figures[count]['different'])} of {len(shared)} answers differ", file=sys.stderr)
+    return figures
 
 
 def compare(program: str, context: str, questions: list[str], others: int) -> dict:
@@ -339,6 +358,8 @@ def trials(program: str, flags: argparse.Namespace, rng: random.Random) -> dict:
             questions = questions_about(text, flags.questions, rng)
             figures["answers"] = {"shards": compare(program, shards, questions, flags.others),
                                   "one file": compare(program, one, questions[:flags.others], flags.others)}
+            if flags.hosts:
+                figures["answers"]["shards, on hosts"] = compare_on_hosts(program, shards, questions)
             figures["bytes_that_differ"] = {count: bytes_that_differ(program, folder, count) for count in (2, 3, 4, 7)}
         if flags.failures:
             some = questions_about(text, 4, rng)
@@ -356,6 +377,7 @@ def main() -> int:
     parser.add_argument("--failures", type=int, default=40)
     parser.add_argument("--characters", type=int, default=12000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--hosts", action="store_true", help="ask over network namespaces as hosts, too")
     parser.add_argument("--context", help="a .lode file of one process")
     parser.add_argument("--text", help="the text that it is of")
     parser.add_argument("--counts", type=lambda text: [int(count) for count in text.split(",")], default=[2, 4], help="of ranks, about a long text")
