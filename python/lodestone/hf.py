@@ -20,6 +20,7 @@ import hashlib
 import inspect
 import json
 import os
+import re
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -37,6 +38,8 @@ from . import InputError, RunError, Selector, _many, finish
 __all__ = ["Attached", "HfDocument", "LodestoneLayer", "attach", "pipeline"]
 
 _NAME = "lodestone"
+# What a config says that no key and no value depends on.
+_OF_NO_KEYS = re.compile(r"_|attn_|dtype|torch_dtype|transformers_version|architectures|use_cache|output_|return_dict|.*_token_id|id2label|label2id|problem_type|chunk_size")
 _MARK = "_lodestone_layer"
 
 
@@ -195,30 +198,39 @@ class HfDocument:
     def tokens(self) -> int:
         return int(self.input_ids.shape[1])
 
-    def ask(self, question_ids: torch.Tensor, max_new_tokens: int = 64, **generate: Any) -> torch.Tensor:
+    def ask(self, question_ids: torch.Tensor, max_new_tokens: int | None = None, **generate: Any) -> torch.Tensor:
         """Generates after the document and the question [1, n]; returns the new tokens [m] and rolls the cache back.
 
-        `generate` takes what transformers' generate() takes, for one sequence. Threads take turns.
+        `generate` takes what transformers' generate() takes, for one sequence; without a generation_config of its own the answer is
+        greedy and has at most 64 tokens. Threads take turns.
         """
         self.attached.check_ids("ask", "question ids [1, n], n > 0", question_ids)
         for name in ("input_ids", "inputs", "inputs_embeds", "attention_mask", "position_ids", "cache", "past_key_values"):
             if name in generate:
                 raise InputError(f"ask: expected what generate() takes besides ids, mask and cache, found '{name}'")
-        if not generate.get("use_cache", True):
+        own_config = generate.get("generation_config")
+        config = own_config or self.attached.model.generation_config
+
+        def wanted(name: str) -> Any:
+            return generate[name] if generate.get(name) is not None else getattr(config, name, None)
+
+        if wanted("use_cache") is False:
             raise InputError("ask: expected use_cache=True, found False: the document lies in the cache")
-        given = generate.get("generation_config") or self.attached.model.generation_config
-        if (generate.get("num_beams") or getattr(given, "num_beams", None) or 1) != 1:
+        if (wanted("num_beams") or 1) != 1:
             raise InputError("lodestone: expected greedy decoding or sampling, found beam search, which reorders the cache")
-        if generate.get("assistant_model") is not None or generate.get("prompt_lookup_num_tokens"):
+        if any(wanted(name) for name in ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")):
             raise InputError("ask: expected generation without drafts, found assisted generation, which reads the document once more")
         ids = torch.cat([self.input_ids, question_ids.to(self.input_ids.dtype)], dim=1)
+        if own_config is None:
+            generate.setdefault("do_sample", False)
+            max_new_tokens = 64 if max_new_tokens is None else max_new_tokens
+        if max_new_tokens is not None:
+            generate["max_new_tokens"] = max_new_tokens
         with self._turn:
             try:
-                generate.setdefault("do_sample", False)
                 output = self.attached.model.generate(
                     input_ids=ids,
                     attention_mask=torch.ones_like(ids),
-                    max_new_tokens=max_new_tokens,
                     **{self.attached.cache_argument: self.cache},
                     **generate,
                 )
@@ -253,8 +265,9 @@ class HfDocument:
             plain: dict[str, Any] = {}  # what is no tensor
             for i, layer in enumerate(self.cache.layers):
                 if isinstance(layer, LodestoneLayer):
-                    tensors[f"layers.{i}.keys"] = layer.keys.contiguous()
-                    tensors[f"layers.{i}.values"] = layer.values.contiguous()
+                    if layer.get_seq_length() > 0:  # those that use another's keys (Gemma 4) have none
+                        tensors[f"layers.{i}.keys"] = layer.keys.contiguous()
+                        tensors[f"layers.{i}.values"] = layer.values.contiguous()
                 else:
                     _flatten(f"layers.{i}", self._states[i], tensors, plain)
         about = {"spec": self.attached.spec, "model": self.attached.fingerprint, "state": json.dumps(plain)}
@@ -304,7 +317,7 @@ class Attached:
             raise InputError(f"attach: expected a model that can attend by SDPA, found {config.model_type}, whose attention is another")
         if next(model.parameters()).device.type != "cpu":
             raise InputError("attach: expected a model on the CPU, found one on another device")
-        modules: list[Any] = [module for module in model.modules() if hasattr(module, "layer_idx")]
+        modules: list[Any] = [module for module in model.get_decoder().modules() if hasattr(module, "layer_idx")]
         self._scales = {int(m.layer_idx): float(m.scaling) for m in modules if isinstance(getattr(m, "scaling", None), float)}
         # Before the names in the config, which are one number for layers that may differ (Gemma 4).
         self._head_dims = {int(m.layer_idx): int(m.head_dim) for m in modules if isinstance(getattr(m, "head_dim", None), int)}
@@ -327,10 +340,11 @@ class Attached:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Of weights (a sample of each) and RoPE: keys of another model are refused."""
+        """Of weights (a sample of each) and of what the config says of RoPE, windows and norms: keys of another model are refused."""
         digest = hashlib.sha256()
-        turning = [buffer for name, buffer in self.model.named_buffers() if name.endswith("inv_freq")]
-        for tensor in [*self.model.parameters(), *turning]:
+        config = {name: value for name, value in self._config.to_dict().items() if not _OF_NO_KEYS.match(name)}
+        digest.update(json.dumps(config, sort_keys=True, default=str).encode())
+        for tensor in self.model.parameters():
             digest.update(str(list(tensor.shape)).encode())
             flat = tensor.detach().flatten()
             digest.update(flat[:: max(1, flat.numel() // 1024)].to(torch.float32).cpu().numpy().tobytes())

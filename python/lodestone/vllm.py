@@ -104,18 +104,18 @@ def _write(layer: Any, keys: torch.Tensor, values: torch.Tensor, cache: torch.Te
 def _places(layer: Any, cache: torch.Tensor, heads: int, d: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Where keys and values [block size, Hkv, d] lie in a block, as indices into it [block size, Hkv, d] each.
 
-    Found by having numbers written, digit by digit, which every type of a cache holds exactly: each backend, and on the CPU each
+    Found by having numbers written, digit by digit, which every type of a cache holds exactly (16 values a digit): each backend, and on the CPU each
     kind of processor, has a layout of its own.
     """
     block_size, count = cache.shape[2], cache.shape[2] * heads * d
     slots = torch.arange(block_size)
     number = torch.arange(1, 2 * count + 1).view(2, block_size, heads, d)  # 0 = nothing was written here
     found = torch.zeros(cache[0].numel(), dtype=torch.int64)
-    for digit in range(4):
-        part = number // 64**digit % 64
+    for digit in range(6):
+        part = number // 16**digit % 16
         scratch = torch.zeros_like(cache[:1])
         _write(layer, part[0], part[1], scratch, slots)
-        found += scratch.flatten().to(torch.float64).round().long().cpu() * 64**digit
+        found += scratch.flatten().to(torch.float64).round().long().cpu() * 16**digit
     at = torch.full((2 * count + 1,), -1, dtype=torch.int64)
     at[found.clamp(0, 2 * count)] = torch.arange(found.numel())
     if bool((at[1:] < 0).any()):
@@ -139,7 +139,7 @@ def read_rows(layer: Any, cache: torch.Tensor, blocks: list[int], tokens: int) -
 
 
 def _on_host(rows: torch.Tensor) -> np.ndarray:
-    """Rows [tokens, Hkv, d] as [Hkv, tokens, d], float16 or, where the cache holds more, float32."""
+    """Rows [tokens, Hkv, d] as [Hkv, tokens, d], float32 where the cache holds that, else float16."""
     kept = torch.float32 if rows.dtype == torch.float32 else torch.float16
     return rows.to(kept).cpu().transpose(0, 1).contiguous().numpy()
 

@@ -148,6 +148,7 @@ void register_python(const std::string& name, Factory make, const std::map<std::
   PyObject* const factory = make.release().ptr();
   info.make = [factory, name](const Spec& spec, const LayerGeometry& geometry, std::string_view) {
     const nb::gil_scoped_acquire acquire;
+    const InCallback mark;
     nb::dict given;
     for (const auto& [key, value] : spec.given)
       if (key != "sink" && key != "window" && key != "dense_layers") given[key.c_str()] = value;

@@ -43,7 +43,7 @@ class OfProcess {
 };
 
 /// Held by a thread of the library while it runs Python's code: a method's, or a progress function. A model that this
-/// code asked would wait for the code itself.
+/// code asked might wait for the code itself, so none is asked from there.
 class InCallback {
  public:
   InCallback() { ++depth_; }

@@ -142,6 +142,8 @@ def test_wrong_ids_are_named():
         ({"attention_mask": torch.ones(1, 55)}, "attention_mask"),
         ({"input_ids": torch.ones(1, 5)}, "input_ids"),
         ({"prompt_lookup_num_tokens": 3}, "assisted"),
+        ({"generation_config": transformers.GenerationConfig(prompt_lookup_num_tokens=3)}, "assisted"),
+        ({"generation_config": transformers.GenerationConfig(use_cache=False)}, "use_cache"),
     ],
 )
 def test_ways_of_generating_that_would_not_go_on_behind_the_document(given, said):
@@ -185,6 +187,26 @@ def test_a_layer_is_cropped_in_either_way_of_transformers():
         assert layer.get_seq_length() == 47
         layer.crop(40)  # what stays
         assert layer.get_seq_length() == 40
+
+
+def test_a_generation_config_says_how_to_generate():
+    document = hf.attach(tiny("llama"), "topk:k=20,window=16").read(torch.randint(2, 200, (1, 50)))
+    given = transformers.GenerationConfig(do_sample=True, max_new_tokens=3, pad_token_id=0)
+    assert len(document.ask(torch.randint(2, 200, (1, 5)), generation_config=given)) == 3
+
+
+def test_what_is_read_does_not_change_whose_model_it_is_but_the_scaling_of_rope_does(tmp_path):
+    def attached(**rope):
+        torch.manual_seed(0)
+        config = transformers.LlamaConfig(**TINY | {"max_position_embeddings": 64}, rope_parameters={"rope_theta": 1e4, "factor": 4.0, **rope})
+        return hf.attach(transformers.AutoModelForCausalLM.from_config(config).eval(), "topk:k=20,window=16")
+
+    ids, path = torch.randint(2, 200, (1, 100)), tmp_path / "d.safetensors"
+    attached(rope_type="dynamic").read(ids).save(path)  # longer than the model: its frequencies follow
+    assert attached(rope_type="dynamic").load(path).tokens == 100
+    attached(rope_type="yarn", attention_factor=1.0, original_max_position_embeddings=64).read(ids).save(path)
+    with pytest.raises(lodestone.InputError, match="another"):
+        attached(rope_type="yarn", attention_factor=1.4, original_max_position_embeddings=64).load(path)
 
 
 def test_files_of_other_models_and_broken_ones_are_refused(tmp_path):

@@ -411,10 +411,14 @@ void Scheduler::Impl::end_cancelled() {
 
 void Scheduler::Impl::read() {
   for (;;) {
+    {  // what is left of the last one may wait for others' locks as it goes (Python's): not under this one
+      std::unique_lock lock(mutex);
+      const auto last = std::exchange(reading, nullptr);
+      lock.unlock();
+    }
     std::shared_ptr<Reading> job;
     {
       std::unique_lock lock(mutex);
-      reading = nullptr;
       wake.wait(lock, [&] { return stop || !to_read.empty(); });
       if (to_read.empty()) return;
       reading = job = to_read.front();

@@ -43,7 +43,7 @@ struct Asker {
 };
 
 /// Asks the memory for one asker's share of `lines` lines, from `line` on, of the `next` rows behind n of them, in the
-/// order of addresses; ask() is called `lines` times. Rows of a run lie one behind the other.
+/// order of addresses; ask() is called `lines` times, or about so often. Rows of a run lie one behind the other.
 template <class Rows>
 class LinesAhead {
  public:
@@ -193,7 +193,7 @@ LODE_NOINLINE void pair_scores(const std::uint32_t* packed, const KvRows& kv, Ro
 
 /// What one chunk of G queries carries from block to block.
 struct PairState {
-  float* sums;                 // [G, registers_of(d), 2, kW]: outputs, see take_outputs
+  float* sums;                 // [registers_of(d), G, 2, kW]: outputs, see take_outputs
   float* m;                    // [G]
   float* l_acc;                // [G, kW], see at_pair: sums so far, one per pair of keys modulo kW
   float alpha[kMostTogether];  // what sums so far must be multiplied by for the block at hand
