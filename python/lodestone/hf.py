@@ -39,7 +39,7 @@ __all__ = ["Attached", "HfDocument", "LodestoneLayer", "attach", "pipeline"]
 
 _NAME = "lodestone"
 # What a config says that no key and no value depends on.
-_OF_NO_KEYS = re.compile(r"_|attn_|dtype|torch_dtype|transformers_version|architectures|use_cache|output_|return_dict|.*_token_id|id2label|label2id|problem_type|chunk_size")
+_OF_NO_KEYS = re.compile(r"_|attn_implementation|dtype|torch_dtype|transformers_version|architectures|use_cache|output_|return_dict|.*_token_id|id2label|label2id|problem_type|chunk_size")
 _MARK = "_lodestone_layer"
 
 
@@ -265,9 +265,8 @@ class HfDocument:
             plain: dict[str, Any] = {}  # what is no tensor
             for i, layer in enumerate(self.cache.layers):
                 if isinstance(layer, LodestoneLayer):
-                    if layer.get_seq_length() > 0:  # those that use another's keys (Gemma 4) have none
-                        tensors[f"layers.{i}.keys"] = layer.keys.contiguous()
-                        tensors[f"layers.{i}.values"] = layer.values.contiguous()
+                    tensors[f"layers.{i}.keys"] = layer.keys.contiguous()
+                    tensors[f"layers.{i}.values"] = layer.values.contiguous()
                 else:
                     _flatten(f"layers.{i}", self._states[i], tensors, plain)
         about = {"spec": self.attached.spec, "model": self.attached.fingerprint, "state": json.dumps(plain)}

@@ -411,11 +411,6 @@ void Scheduler::Impl::end_cancelled() {
 
 void Scheduler::Impl::read() {
   for (;;) {
-    {  // what is left of the last one may wait for others' locks as it goes (Python's): not under this one
-      std::unique_lock lock(mutex);
-      const auto last = std::exchange(reading, nullptr);
-      lock.unlock();
-    }
     std::shared_ptr<Reading> job;
     {
       std::unique_lock lock(mutex);
@@ -435,6 +430,9 @@ void Scheduler::Impl::read() {
     } catch (...) {
       job->result.set_exception(std::current_exception());
     }
+    // `job` dies after the lock: what it holds may wait for other locks as it goes (Python's).
+    const std::lock_guard lock(mutex);
+    reading = nullptr;
   }
 }
 

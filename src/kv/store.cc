@@ -171,6 +171,7 @@ struct KvStore::Impl {
     return ranges[static_cast<std::size_t>((std::int64_t{layer} * shape.kv_heads + head) * kParts + part)];
   }
 
+  /// Views are of the committed rows whenever these change, so that who only reads finds them right.
   void show_rows() {
     for (KvRows& view : views) view.rows = tokens;
   }

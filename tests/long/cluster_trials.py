@@ -46,10 +46,6 @@ def questions_about(text: str, count: int, rng: random.Random) -> list[str]:
     return [f"What is the {rng.choice(WORDS)} of {rng.choice(names)}?" for _ in range(count)]
 
 
-def over_ranks(count: int, command: list[str], hosts: cluster_hosts.Hosts | None) -> list[str]:
-    return hosts.launch(count, *command) if hosts and count > 1 else on_one_machine(count, command)
-
-
 def on_one_machine(count: int, command: list[str]) -> list[str]:
     return command if count == 1 else ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", str(count), *command]
 
@@ -76,7 +72,8 @@ def run(command: list[str]) -> str:
 
 def answers(program: str, count: int, context: str, questions: list[str], methods: tuple[str, ...], threads: int = 1,
             hosts: cluster_hosts.Hosts | None = None) -> list[dict]:
-    return json.loads(run(over_ranks(count, ask(program, context, questions, methods, threads), hosts)))["answers"]
+    command = ask(program, context, questions, methods, threads)
+    return json.loads(run(hosts.launch(count, *command) if hosts else on_one_machine(count, command)))["answers"]
 
 
 def messages(shared: list[dict], count: int) -> dict:
@@ -92,10 +89,11 @@ def without_times(answer: dict) -> dict:
     return {name: value for name, value in answer.items() if not name.endswith("_seconds")}
 
 
-def ask_all(program: str, count: int, context: str, questions: list[str], few: list[str], methods: tuple[str, ...], threads: int = 1) -> list[dict]:
+def ask_all(program: str, count: int, context: str, questions: list[str], few: list[str], methods: tuple[str, ...], threads: int = 1,
+            hosts: cluster_hosts.Hosts | None = None) -> list[dict]:
     """`questions` to `full`, the `few` to each of the methods."""
-    of_full = answers(program, count, context, questions, ("full",), threads)
-    return of_full + (answers(program, count, context, few, methods, threads) if few else [])
+    of_full = answers(program, count, context, questions, ("full",), threads, hosts)
+    return of_full + (answers(program, count, context, few, methods, threads, hosts) if few else [])
 
 
 def differences(some: list[dict], others: list[dict]) -> list[tuple]:
@@ -104,12 +102,12 @@ def differences(some: list[dict], others: list[dict]) -> list[tuple]:
 
 
 def compare_count(program: str, context: str, questions: list[str], few: list[str], count: int, alone: list[dict],
-                  methods: tuple[str, ...] = METHODS, threads: int = 1) -> dict:
-    shared = ask_all(program, count, context, questions, few, methods, threads)
+                  methods: tuple[str, ...] = METHODS, threads: int = 1, hosts: cluster_hosts.Hosts | None = None) -> dict:
+    shared = ask_all(program, count, context, questions, few, methods, threads, hosts)
     different = differences(alone, shared)
     chosen = sum(a["selectivity"] != b["selectivity"] for a, b in zip(alone, shared, strict=True))
     first = {(a["question"], a["attention"]): without_times(a) for a in shared}
-    repeated = ask_all(program, count, context, questions[:10], few[:2], methods, threads)
+    repeated = ask_all(program, count, context, questions[:10], few[:2], methods, threads, hosts)
     changed = sum(first[a["question"], a["attention"]] != without_times(a) for a in repeated)
     kinds = {"full": shared[:len(questions)]}
     if few:
@@ -128,17 +126,10 @@ def compare_long(program: str, context: str, questions: list[str], counts: list[
 
 
 def compare_on_hosts(program: str, context: str, questions: list[str]) -> dict:
-    """`full` over ranks on three hosts of their own beside one process, and the first questions again."""
-    alone, figures = answers(program, 1, context, questions, ("full",)), {}
+    """`full` alone, over ranks on three hosts of their own."""
+    alone = answers(program, 1, context, questions, ("full",))
     with cluster_hosts.Hosts(3) as hosts:
-        for count in (2, 3, 4, 7):
-            shared = answers(program, count, context, questions, ("full",), hosts=hosts)
-            again = answers(program, count, context, questions[:10], ("full",), hosts=hosts)
-            figures[count] = {"answers": len(shared), "different": differences(alone, shared),
-                              "changed_when_repeated": sum(without_times(a) != without_times(b) for a, b in zip(shared, again)),
-                              "messages": {"full": messages(shared, count)}}
-            print(f"{count} ranks on hosts: {len(figures[count]['different'])} of {len(shared)} answers differ", file=sys.stderr)
-    return figures
+        return {count: compare_count(program, context, questions, [], count, alone, hosts=hosts) for count in (2, 3, 4, 7)}
 
 
 def compare(program: str, context: str, questions: list[str], others: int) -> dict:

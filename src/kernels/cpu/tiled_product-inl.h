@@ -85,6 +85,9 @@ template <WeightType T>
 LODE_INLINE Table code_table() {
   alignas(16) std::uint8_t entries[16] = {};
   constexpr TileFormat kFormat = tile_format(T);
+#ifndef __SANITIZE_ADDRESS__
+  static_assert(kHasTable<T> == (kFormat.table != nullptr));
+#endif
   if constexpr (kHasTable<T>)
     for (int i = 0; i < 16; ++i)
       entries[i] = static_cast<std::uint8_t>(kFormat.table[i] + (1 << kFormat.offset_shift));
