@@ -56,7 +56,7 @@ void check_against_file(const AskedFlags& flags, const ContextMeta& meta) {
 void add_asked_flags(CLI::App& verb, AskedFlags& flags) {
   add_common_flags(verb, flags.common);
   add_model_flags(verb, flags.model, false);
-  add_tensor_parallel_flag(verb, flags.model.tensor_parallel);
+  add_sharing_flags(verb, flags.model.gpus);
   add_audit_limit_flag(verb, flags.model);
   verb.add_option("context", flags.context, "the .lode file")->required();
   add_prompt_flags(verb, flags.prompts);
@@ -143,7 +143,7 @@ AskedText open_asked(const AskedFlags& flags) {
   ContextOptions options = context_options(flags.common, flags.model);
   options.device = device_of(flags.common, meta.kv_type);
   expect_gpu(options.device, flags.model.gpu_memory, flags.model.kv_tier, flags.model.active_memory,
-             flags.model.tensor_parallel);
+             flags.model.gpus);
   // Whatever room `index` was given. Not where a limit of memory is set, which that room was chosen for, nor
   // where RoPE's frequencies are for that many positions.
   const bool bounded = !flags.model.gpu_memory.empty() || flags.model.kv_tier != "auto" ||

@@ -31,7 +31,7 @@ struct BenchFlags {
   std::vector<std::string> specs;
   std::string shape = "llama-3.1-8b", model, kv_type = "f16", kind = "normal", gpu_memory, kv_tier = "auto";
   std::string active_memory, order = "cluster", all_reduce = "auto";
-  int tensor_parallel = 1;
+  SharingGpus gpus;
   std::int64_t context = 8192, batch = 1, queries = 1, tokens = 512, recall = 0, question = 0;
   double skew = 1.0, seconds = 2.0;
   std::optional<double> keep;
@@ -47,9 +47,7 @@ struct BenchFlags {
   std::int64_t active_bytes() const {
     return active_memory.empty() ? 0 : parse_bytes(active_memory, "--active-memory");
   }
-  void expect_gpu_of(Device device) const {
-    expect_gpu(device, gpu_memory, kv_tier, active_memory, tensor_parallel);
-  }
+  void expect_gpu_of(Device device) const { expect_gpu(device, gpu_memory, kv_tier, active_memory, gpus); }
   GpuSum gpu_sum() const {
     return all_reduce == "nccl" ? GpuSum::nccl : all_reduce == "peers" ? GpuSum::peers : GpuSum::automatic;
   }
@@ -97,7 +95,7 @@ void add_memory_flags(CLI::App& verb, BenchFlags& flags) {
                   "attended by the CPU beside the GPU's sink and window)")
       ->check(CLI::IsMember({"auto", "gpu", "host"}));
   add_active_memory_flag(verb, flags.active_memory);
-  add_tensor_parallel_flag(verb, flags.tensor_parallel);
+  add_sharing_flags(verb, flags.gpus);
   verb.add_option("--all-reduce", flags.all_reduce,
                   "how GPUs of --tensor-parallel sum: auto (peers up to 64 KiB, NCCL above), peers (a kernel "
                   "that reads "
@@ -219,7 +217,8 @@ Json decode_json(const DecodeBenchRow& row, const BenchFlags& flags, double vs_f
                      {"wait_us", 1e6 * t.wait_seconds}};
   }
   if (row.sum_us > 0) {
-    json["gpus"] = flags.tensor_parallel;
+    json["gpus"] = flags.gpus.count();
+    json["context_parallel"] = flags.gpus.context_parallel;
     json["sum_us"] = row.sum_us;
     json["sum_share"] = row.sum_us / (1e3 * row.median_ms);
   }
@@ -251,7 +250,7 @@ std::string decode_details(const DecodeBenchRow& row) {
                           t.active_keys, t.active_hits, t.active_bytes);
   }
   if (row.sum_us > 0)
-    text += fmt::format("    sums over GPUs alone: {:.0f} us, {:.1f} % of the step\n", row.sum_us,
+    text += fmt::format("    sums and merges over GPUs alone: {:.0f} us, {:.1f} % of the step\n", row.sum_us,
                         row.sum_us / (10 * row.median_ms));
   if (row.recall.wanted > 0)
     text +=
@@ -277,7 +276,8 @@ void run_decode(const BenchFlags& flags, bool random) {
                                       .kv_type = kv_type,
                                       .device = device,
                                       .gpu_memory = flags.gpu_bytes(),
-                                      .gpus = gpus_of(flags.tensor_parallel),
+                                      .gpus = flags.gpus.numbers(),
+                                      .context_parallel = flags.gpus.context_parallel,
                                       .gpu_sum = flags.gpu_sum(),
                                       .kv_tier = parse_kv_tier(flags.kv_tier),
                                       .active_memory = flags.active_bytes(),
@@ -355,7 +355,8 @@ void run_model_prefill(const BenchFlags& flags) {
                                   .device = device,
                                   .gpu_memory = flags.gpu_bytes(),
                                   .kv_tier = parse_kv_tier(flags.kv_tier),
-                                  .gpus = gpus_of(flags.tensor_parallel),
+                                  .gpus = flags.gpus.numbers(),
+                                  .context_parallel = flags.gpus.context_parallel,
                                   .gpu_sum = flags.gpu_sum(),
                                   .active_memory = flags.active_bytes()};
   Json result = header(flags, device, model->pool());

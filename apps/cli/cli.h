@@ -38,6 +38,15 @@ struct CommonFlags {
 };
 void add_common_flags(CLI::App& verb, CommonFlags& flags);
 
+/// GPUs of this host that share the model, the text, or both.
+struct SharingGpus {
+  int tensor_parallel = 1;   ///< shares of the model's KV heads
+  int context_parallel = 1;  ///< ranges of the text
+  int count() const { return tensor_parallel * context_parallel; }
+  /// The first `count()`; none for one, which shares with nobody.
+  std::vector<int> numbers() const;
+};
+
 /// Flags of verbs that run a model.
 struct ModelFlags {
   std::string model;
@@ -45,7 +54,7 @@ struct ModelFlags {
   std::int64_t context = 0;  ///< -c: tokens of room; 0 = as many as the text needs
   double rope_factor = 0;    ///< yarn scaling asked for by the user; 0 = none
   std::string gpu_memory, kv_tier = "auto", active_memory;
-  int tensor_parallel = 1;  ///< GPUs that share the model
+  SharingGpus gpus;
   double audit = 0;         ///< share of sparse attention calls that are also computed exactly; 0 = none
   double audit_limit = -1;  ///< error of a layer beyond which it attends fully; below 0 = none
 };
@@ -68,10 +77,9 @@ Device device_of(const CommonFlags& common, DType kv_type);
 std::future<void> start_gpu(const CommonFlags& common);
 /// Refuses flags of a GPU's memory where there is none to use.
 void expect_gpu(Device device, const std::string& gpu_memory, const std::string& kv_tier,
-                const std::string& active_memory, int tensor_parallel = 1);
-/// "--tensor-parallel N", and the GPUs that it names: the first N; none for one, which shares with nobody.
-void add_tensor_parallel_flag(CLI::App& verb, int& gpus);
-std::vector<int> gpus_of(int tensor_parallel);
+                const std::string& active_memory, const SharingGpus& gpus = {});
+/// "--tensor-parallel N" and "--context-parallel N".
+void add_sharing_flags(CLI::App& verb, SharingGpus& gpus);
 std::shared_ptr<const Model> load_model(const CommonFlags& common, const ModelFlags& flags);
 /// Tokens of a prompt by the model in this folder, whose tokenizer is read when something is counted.
 std::function<std::int64_t(std::string_view)> token_count(const std::string& model);

@@ -12,6 +12,7 @@
 #include <iostream>
 #include <iterator>
 #include <mutex>
+#include <numeric>
 #include <set>
 #include <thread>
 #include <tuple>
@@ -248,17 +249,20 @@ void add_model_flags(CLI::App& verb, ModelFlags& flags, bool model_required) {
       ->check(number(0.0, 1.0));
 }
 
-void add_tensor_parallel_flag(CLI::App& verb, int& gpus) {
+void add_sharing_flags(CLI::App& verb, SharingGpus& gpus) {
   verb.add_option(
-          "--tensor-parallel", gpus,
+          "--tensor-parallel", gpus.tensor_parallel,
           "GPUs of this host that share the model by its KV heads; their number must divide the heads'")
+      ->check(whole_number(1, 8));
+  verb.add_option("--context-parallel", gpus.context_parallel,
+                  "ranges of the text, each on a GPU of its own, or on as many as --tensor-parallel says")
       ->check(whole_number(1, 8));
 }
 
-std::vector<int> gpus_of(int tensor_parallel) {
-  std::vector<int> gpus;
-  for (int gpu = 0; tensor_parallel > 1 && gpu < tensor_parallel; ++gpu) gpus.push_back(gpu);
-  return gpus;
+std::vector<int> SharingGpus::numbers() const {
+  std::vector<int> all(count() > 1 ? static_cast<std::size_t>(count()) : 0);
+  std::iota(all.begin(), all.end(), 0);
+  return all;
 }
 
 void add_active_memory_flag(CLI::App& verb, std::string& size) {
@@ -312,11 +316,12 @@ std::future<void> start_gpu(const CommonFlags& common) {
 }
 
 void expect_gpu(Device device, const std::string& gpu_memory, const std::string& kv_tier,
-                const std::string& active_memory, int tensor_parallel) {
+                const std::string& active_memory, const SharingGpus& gpus) {
   for (const auto& [flag, given] :
        {std::pair("--gpu-memory", !gpu_memory.empty()), std::pair("--kv-tier", kv_tier != "auto"),
         std::pair("--active-memory", !active_memory.empty()),
-        std::pair("--tensor-parallel", tensor_parallel > 1)})
+        std::pair("--tensor-parallel", gpus.tensor_parallel > 1),
+        std::pair("--context-parallel", gpus.context_parallel > 1)})
     if (given && device == Device::cpu)
       throw InputError(fmt::format("{}: expected a GPU (--device cuda), found that the CPU computes", flag));
 }
@@ -356,8 +361,9 @@ ContextOptions context_options(const CommonFlags& common, const ModelFlags& flag
   ContextOptions options;
   options.kv_type = parse_dtype(flags.kv_type);
   options.device = device_of(common, options.kv_type);
-  expect_gpu(options.device, flags.gpu_memory, flags.kv_tier, flags.active_memory, flags.tensor_parallel);
-  options.gpus = gpus_of(flags.tensor_parallel);
+  expect_gpu(options.device, flags.gpu_memory, flags.kv_tier, flags.active_memory, flags.gpus);
+  options.gpus = flags.gpus.numbers();
+  options.context_parallel = flags.gpus.context_parallel;
   if (!flags.gpu_memory.empty()) options.gpu_memory = parse_bytes(flags.gpu_memory, "--gpu-memory");
   options.kv_tier = parse_kv_tier(flags.kv_tier);
   if (!flags.active_memory.empty())

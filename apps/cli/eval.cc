@@ -89,7 +89,7 @@ void add_eval(CLI::App& app) {
       *app.add_subcommand("eval", "Score a sample file under each attention spec, beside full attention");
   add_common_flags(verb, flags->common);
   add_model_flags(verb, flags->model, true);
-  add_tensor_parallel_flag(verb, flags->model.tensor_parallel);
+  add_sharing_flags(verb, flags->model.gpus);
   add_audit_limit_flag(verb, flags->model);
   add_attention_flag(verb, flags->specs, true);
   verb.add_option("--samples", flags->samples, "samples as `tasks` writes them, or a published data set")

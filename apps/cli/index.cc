@@ -476,7 +476,7 @@ void add_index(CLI::App& app) {
       app.add_subcommand("index", "Prefill a text once and write it, with its indexes, to one .lode file");
   add_common_flags(*verb, flags->common);
   add_model_flags(*verb, flags->model, false);
-  add_tensor_parallel_flag(*verb, flags->model.tensor_parallel);
+  add_sharing_flags(*verb, flags->model.gpus);
   add_reading_flags(*verb, *flags);
   verb->add_option("-o,--output", flags->output,
                    "the .lode file to write; with --append that one, if none is named")

@@ -90,7 +90,8 @@ int run(CLI::App& app, int argc, char** argv) {
 /// step waits for the load. The runtime reads this when it starts.
 void load_gpu_code_early(int argc, char** argv) {
   const auto shares = [](const char* argument) {
-    return std::string_view(argument).starts_with("--tensor-parallel");
+    const std::string_view flag(argument);
+    return flag.starts_with("--tensor-parallel") || flag.starts_with("--context-parallel");
   };
   if (std::any_of(argv, argv + argc, shares)) setenv("CUDA_MODULE_LOADING", "EAGER", /*replace=*/0);
 }

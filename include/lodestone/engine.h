@@ -82,9 +82,12 @@ struct ContextOptions {
   Device device = Device::cpu;
   std::int64_t gpu_memory = 0;  ///< bytes of GPU memory that may be taken, weights included; 0 = all there is
   KvTier kv_tier = KvTier::automatic;
-  /// GPUs, by their numbers, that share the model by its KV heads; empty = one GPU. The number of them divides the
-  /// model's KV heads. `gpu_memory` is of each.
+  /// GPUs, by their numbers, that share the model by its KV heads, the text, or both; empty = one GPU. The number of
+  /// them, divided by context_parallel, divides the model's KV heads. `gpu_memory` is of each.
   std::vector<int> gpus = {};
+  /// Ranges of tokens that those GPUs cut a text into; divides their number, and the GPUs of each range share the model
+  /// by its KV heads.
+  int context_parallel = 1;
   GpuSum gpu_sum = GpuSum::automatic;  ///< how they add up what each computed
   /// With keys and values in host memory: bytes of GPU memory for those that a method's searches find token
   /// after token, which the GPU then attends beside sink and window; 0 = none.

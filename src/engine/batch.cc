@@ -236,7 +236,7 @@ GpuBatch& BatchRunner::gpu_batch(const Sequence& sequence) {
     batch = make_gpu_batch(
         model_->config(),
         model_->impl().gpu_model(document.options.gpu_memory,
-                                 {document.options.gpus, document.options.gpu_sum}),
+                                 {.devices = document.options.gpus, .sum = document.options.gpu_sum}),
         {.kv_type = document.options.kv_type, .tail_tokens = bytes / document.kv.shape().token_bytes()});
   }
   return *batch;

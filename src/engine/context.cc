@@ -46,6 +46,10 @@ ModelConfig scaled_config(const Model& model, const ContextOptions& options) {
   return config;
 }
 
+GpuGroup gpu_group(const ContextOptions& options) {
+  return {.devices = options.gpus, .ranges = options.context_parallel, .sum = options.gpu_sum};
+}
+
 ContextOptions checked(const ModelConfig& config, ContextOptions options) {
   if (options.chunk == 0) options.chunk = options.device == Device::cuda ? kGpuChunk : kCpuChunk;
   if (options.max_tokens == 0) options.max_tokens = config.max_positions;
@@ -159,16 +163,15 @@ Context::Impl::Impl(std::shared_ptr<const Model> model_, const ContextOptions& o
       audit(options_.audit, options_.seed, config.layers) {
   options = checked(config, options_);
   if (options.device == Device::cuda) {
-    gpu =
-        make_gpu_context(config, model->impl().gpu_model(options.gpu_memory, {options.gpus, options.gpu_sum}),
-                         {.pool = &model->pool(),
-                          .kv_type = options.kv_type,
-                          .max_tokens = options.max_tokens,
-                          .chunk = std::min(options.chunk, options.max_tokens),
-                          .memory_limit = options.gpu_memory,
-                          .tier = options.kv_tier,
-                          .active_memory = options.active_memory,
-                          .seed = options.seed});
+    gpu = make_gpu_context(config, model->impl().gpu_model(options.gpu_memory, gpu_group(options)),
+                           {.pool = &model->pool(),
+                            .kv_type = options.kv_type,
+                            .max_tokens = options.max_tokens,
+                            .chunk = std::min(options.chunk, options.max_tokens),
+                            .memory_limit = options.gpu_memory,
+                            .tier = options.kv_tier,
+                            .active_memory = options.active_memory,
+                            .seed = options.seed});
   }
 }
 

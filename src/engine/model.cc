@@ -166,9 +166,10 @@ std::shared_ptr<const GpuModel> Model::Impl::gpu_model(std::int64_t limit, const
   auto shared = gpu_.lock();
   if (shared == nullptr) gpu_ = shared = make_gpu_model(config, weights, limit, group, pool.get());
   const int wanted = std::max(1, static_cast<int>(group.devices.size()));
-  if (shared->gpus() != wanted)
-    throw InputError(
-        fmt::format("expected a model that {} GPUs share, found it in use on {}", wanted, shared->gpus()));
+  if (shared->gpus() != wanted || shared->ranges() != group.ranges)
+    throw InputError(fmt::format(
+        "expected a model that {} GPUs share for {} ranges of a text, found it in use on {} for {}", wanted,
+        group.ranges, shared->gpus(), shared->ranges()));
   return shared;
 }
 

@@ -26,11 +26,13 @@ class GpuModel {
   virtual ~GpuModel() = default;
   virtual std::int64_t bytes() const = 0;  ///< of all GPUs together
   virtual int gpus() const { return 1; }
+  virtual int ranges() const { return 1; }  ///< of a text that its GPUs have
 };
-/// GPUs of one host that share a model by its KV heads (gpu/sharded.h).
+/// GPUs of one host that share a model by its KV heads, a text by ranges of tokens, or both (gpu/sharded.h).
 struct GpuGroup {
   std::vector<int> devices =
-      {};  ///< by their numbers; for tests also one of them several times; empty: the first alone
+      {};          ///< by their numbers; for tests also one of them several times; empty: the first alone
+  int ranges = 1;  ///< of the text: divides the number of GPUs
   GpuSum sum = GpuSum::automatic;
   bool shares() const { return devices.size() > 1; }
 };

@@ -100,6 +100,11 @@ bool has_listeners(const Step& step) {
                      [](const auto& some) { return !some.empty(); });
 }
 
+/// Behind its range a GPU writes rows that others keep: of a step, from anywhere in a block.
+std::int64_t spare_rows(const GpuContextOptions& options, const CudaContext::Share& share) {
+  return share.ranges ? options.chunk + 2 * cuda::kBlockTokens : 0;
+}
+
 /// For people, with what of the options changes nothing.
 std::string sentence_of(const Placement& place, const GpuContextOptions& options) {
   if (place.on_host || options.active_memory == 0) return place.sentence;
@@ -128,7 +133,9 @@ std::unique_ptr<CudaContext> CudaContext::make(const ModelConfig& config,
   if (options.active_memory > 0 && options.tier == KvTier::gpu) {
     throw InputError("--active-memory: expected --kv-tier host or auto, found gpu");
   }
-  Placement place = placement_of(config, *model, options);
+  GpuContextOptions held = options;  // of the text, this GPU's range
+  held.max_tokens = (options.max_tokens + share.ranges.size - 1) / share.ranges.size;
+  Placement place = placement_of(config, *model, held);
   place.sentence = sentence_of(place, options);
   if (!model->remark().empty()) place.sentence += "; " + model->remark();
   return std::make_unique<CudaContext>(config, std::move(model), options, place, std::move(share));
@@ -174,7 +181,7 @@ CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaMo
       active_room_(place.on_host ? active_room(config, options)
                                  : ActiveTier::Room{.first_row = options.max_tokens}),
       range_({config.kv_heads, config.head_dim, type_on_gpu(options.kv_type), 0}, config.layers,
-             active_room_.end()),
+             active_room_.end() + spare_rows(options, share_)),
       linear_(stream_.get(), precision()) {
   const std::int64_t n = options.chunk, d = config.head_dim;
   const char* const what = "the activations of a chunk";
@@ -185,7 +192,7 @@ CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaMo
   no_rows_ = cuda::Buffer(kDecodeTokens * config.kv_heads * std::int64_t{sizeof(std::int32_t)}, what);
   cuda::fill(no_rows_.as<void>(), 0, no_rows_.bytes(), stream_.get());
   x_ = cuda::Buffer(n * config.hidden * std::int64_t{sizeof(float)}, what);
-  if (share_.sum != nullptr && !attention_addition(model_->layers.front(), config).plain())
+  if (share_.heads && !attention_addition(model_->layers.front(), config).plain())
     summed_ = cuda::Buffer(x_.bytes(), what);
   for (cuda::Buffer* b : {&q_, &q_unrotated_, &attention_})
     *b = cuda::Buffer(vector_bytes(n, config.query_heads, d), what);
@@ -213,7 +220,8 @@ CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaMo
     far_ = cuda::Buffer(vector_bytes(kMostSparseTokens, config.query_heads, d + 1), what);
     host_far_ = cuda::PinnedBuffer(far_.bytes());
   }
-  if (tier_ == nullptr && share_.sum == nullptr)
+  if (share_.ranges) make_range_buffers();
+  if (tier_ == nullptr && share_.alone())
     device_keys_ = make_device_keys([this] { return stored_keys(); }, config.query_heads,
                                     [this] { return free_bytes(); });
   const char* const base = range_.base();
@@ -232,7 +240,8 @@ std::int64_t CudaContext::bytes() const {
   std::int64_t bytes = range_.backed_bytes() + working_bytes(config_, *model_, options_) +
                        lists_memory_.bytes() + exact_.bytes() + near_lse_.bytes() + far_.bytes() +
                        near_memory_.bytes() + summed_.bytes() + masses_.bytes();
-  if (share_.sum != nullptr) bytes += share_.sum->bytes();
+  if (share_.heads) bytes += share_.heads.exchange->bytes();
+  if (talk_ != nullptr) bytes += talk_->bytes() + shared_workspace_.bytes();
   if (tier_ != nullptr) bytes += tier_->bytes();
   if (active_ != nullptr) bytes += active_->bytes();
   if (device_keys_ != nullptr) bytes += device_keys_->bytes();
@@ -254,7 +263,7 @@ void CudaContext::roll_back(std::int64_t tokens) {
   tokens_ = std::min(tokens_, tokens);
   if (tier_ != nullptr) tier_->roll_back(tokens_);
   if (active_ != nullptr) active_->roll_back(tokens_);
-  for (auto& [key, native] : methods_state_) native.selector->roll_back(0, tokens_);
+  for (auto& [key, native] : methods_state_) native.selector->roll_back(0, rows_here());
 }
 
 void CudaContext::download(KvStore& store) {
@@ -270,15 +279,17 @@ void CudaContext::copy_rows_to(KvStore& store) const {
 }
 
 void CudaContext::copy_rows_to(KvStore& store, const std::function<void(int layer)>& done) const {
-  const std::int64_t begin = store.tokens(), end = tokens_;
-  const int first = share_.first_kv_head;
+  const std::int64_t more = tokens_ - store.tokens(), begin = held_.count(store.tokens()), end = rows_here();
+  const std::int64_t ahead = (held_.begin + begin - store.tokens()) * range_.layout().row_bytes();
+  const auto copy = [&](int layer, int head, cuda::KvRange::Part part, KvStore::Part to) {
+    auto* const rows = store.rows_to_write(layer, share_.first_kv_head + head, to, more);
+    range_.to_host(layer, head, part, begin, end, static_cast<std::byte*>(rows) + ahead, stream_.get());
+  };
   for (int layer = 0; layer < config_.layers; ++layer) {
     check_cancel();
-    for (int head = 0; head < config_.kv_heads; ++head) {
-      range_.to_host(layer, head, cuda::KvRange::Part::k, begin, end,
-                     store.rows_to_write(layer, first + head, KvStore::Part::k, end - begin), stream_.get());
-      range_.to_host(layer, head, cuda::KvRange::Part::v, begin, end,
-                     store.rows_to_write(layer, first + head, KvStore::Part::v, end - begin), stream_.get());
+    for (int head = 0; head < config_.kv_heads && begin < end; ++head) {
+      copy(layer, head, cuda::KvRange::Part::k, KvStore::Part::k);
+      copy(layer, head, cuda::KvRange::Part::v, KvStore::Part::v);
     }
     if (!done) continue;
     stream_.synchronize();
@@ -288,11 +299,12 @@ void CudaContext::copy_rows_to(KvStore& store, const std::function<void(int laye
 
 void CudaContext::fill_random(std::int64_t tokens, std::uint64_t seed) {
   LODE_ASSERT(tier_ == nullptr);
-  range_.back(tokens);
+  const std::int64_t rows = held_.count(tokens);
+  range_.back(rows);
   constexpr float kWidth = 1.7320508f;  // of a uniform number with variance 1
   for (int layer = 0; layer < config_.layers; ++layer) {
     cuda::fill_uniform(range_.base() + layer * range_.layout().layer_stride, options_.kv_type,
-                       range_.layout().layer_bytes(tokens) / bytes_of(options_.kv_type), 0.0f, kWidth,
+                       range_.layout().layer_bytes(rows) / bytes_of(options_.kv_type), 0.0f, kWidth,
                        seed + static_cast<std::uint64_t>(layer), stream_.get());
   }
   stream_.synchronize();
@@ -315,8 +327,11 @@ ChosenBy CudaContext::attach(const Spec& spec, std::span<Selector* const> select
                                 .stream = stream_.get(),
                                 .seed = options_.seed,
                                 .first_head = share_.first_kv_head,
-                                .all_heads = share_.all_kv_heads};
-  auto selector = make_gpu_selector(spec, geometry, selectors);
+                                .all_heads = share_.all_kv_heads,
+                                .ranges = talk_.get()};
+  Spec here = spec;
+  here.dense = dense_here(spec.dense);
+  auto selector = make_gpu_selector(here, geometry, selectors);
   if (selector == nullptr) return ChosenBy::host;
   const ChosenBy by = selector->needs_host_index() ? ChosenBy::gpu_by_host_index : ChosenBy::gpu;
   cuda::PinnedBuffer counts(config_.layers * selector->counts_per_layer() * 4);
@@ -348,12 +363,8 @@ ForwardWork CudaContext::forward(const Step& step, const Rope& rope, LogitRows r
     const bool last = at + most >= all.tokens.size();
     Step piece = step;
     piece.sequences = {&part, 1};
-    const ForwardWork more =
+    work +=
         forward_some(piece, rope, rows == LogitRows::last_of_each && !last ? LogitRows::none : rows, some);
-    work.attend += more.attend;
-    work.select.bytes += more.select.bytes;
-    work.select.keys_scored += more.select.keys_scored;
-    work.sparse_tokens += more.sparse_tokens;
     if (rows == LogitRows::all) together.insert(together.end(), some.begin(), some.end());
   }
   logits = rows == LogitRows::all ? std::move(together) : std::move(some);
@@ -402,7 +413,8 @@ CudaContext::GpuMethodState* CudaContext::method_of(std::span<Selector* const> s
 std::int64_t CudaContext::most_tokens(const Step& step) const {
   if (step.selectors.empty()) return options_.chunk;
   if (const GpuMethodState* const native = method_of(step.selectors); native != nullptr)
-    return native->selector->most_tokens(tokens_, step.phase);
+    return std::min<std::int64_t>(native->selector->most_tokens(tokens_, step.phase),
+                                  share_.ranges ? kMostSparseTokens : options_.chunk);
   std::int64_t stretch = 1;
   for (const Selector* const selector : step.selectors)
     if (selector != nullptr && step.phase == Phase::question) stretch = selector->joint_query_tokens();
@@ -438,13 +450,13 @@ ForwardWork CudaContext::forward_some(const Step& step, const Rope& rope, LogitR
   try {
     run_step(run, work);
   } catch (...) {
-    if (share_.sum != nullptr) share_.sum->stop();  // the other GPUs wait for this one
+    stop_exchanges();
     throw;
   }
   take_logits(run, logits);
   count_work(run, work);
   tokens_ += run.count;
-  if (run.host_takes_part() && share_.rank == 0) sequence.kv->commit(run.count);
+  if (run.host_takes_part() && share_.leads) sequence.kv->commit(run.count);
   if (run.reach == Reach::split) tier_->held_more(run.count);
   if (tier_ != nullptr) tier_work_.bytes_to_gpu += tier_->take_moved();
   if (active_ != nullptr) {
@@ -502,7 +514,7 @@ void CudaContext::index(std::span<Selector* const> selectors, const Rope& rope) 
 GpuKeys CudaContext::stored_keys() const {
   return {.base = range_.base(),
           .layout = range_.layout(),
-          .tokens = tokens_,
+          .tokens = rows_here(),
           .frequencies = frequencies_.as<float>(),
           .rope_scale = rope_scale_};
 }
@@ -520,12 +532,15 @@ void CudaContext::begin(const Run& run) {
   for (int i = 0; i < run.count; ++i)
     staged_places_.as<cuda::QueryToken>()[i] = {0, static_cast<std::int32_t>(tokens_ + i)};
   stage_given(run.step.given);
+  stage_range(run);
   if (run.native == nullptr) return;
   prepare(*run.native);
+  const cuda::PinnedBuffer& places = share_.ranges ? staged_near_places_ : staged_places_;
   run.native->selector->begin(
-      {.queries = {staged_places_.as<cuda::QueryToken>(), static_cast<std::size_t>(run.count)},
+      {.queries = {places.as<cuda::QueryToken>(), static_cast<std::size_t>(run.count)},
        .phase = run.step.phase,
-       .far_limit = run.step.sequences.front().far_limit});
+       .far_limit = run.step.sequences.front().far_limit,
+       .far = far_of_step_});
 }
 
 void CudaContext::stage_given(const QueryOverride& given) {
@@ -555,6 +570,11 @@ void CudaContext::enqueue_inputs(const Run& run) {
   cuda::copy(ids_.as<void>(), staged_ids_.as<void>(), run.count * std::int64_t{sizeof(TokenId)}, stream);
   cuda::copy(places_.as<void>(), staged_places_.as<void>(),
              run.count * std::int64_t{sizeof(cuda::QueryToken)}, stream);
+  if (share_.ranges) {
+    cuda::copy(near_places_.as<void>(), staged_near_places_.as<void>(),
+               run.count * std::int64_t{sizeof(cuda::QueryToken)}, stream);
+    cuda::copy(write_bases_.as<void>(), staged_write_bases_.as<void>(), write_bases_.bytes(), stream);
+  }
   if (!run.step.given.q.empty())
     cuda::copy(given_.as<void>(), staged_given_.as<void>(), given_.bytes(), stream);
   if (run.native != nullptr) run.native->selector->upload(stream);
@@ -566,7 +586,7 @@ void CudaContext::run_step(const Run& run, ForwardWork& work) {
   const auto enqueue = [&] {
     enqueue_inputs(run);
     for (int layer = 0; layer < config_.layers; ++layer) {
-      if (run.count > 1 && share_.sum == nullptr) check_cancel();  // sums wait for every GPU
+      if (run.count > 1 && share_.alone()) check_cancel();  // exchanges wait for every GPU
       enqueue_layer(layer, run, work);
     }
     if (run.native == nullptr) return;
@@ -581,7 +601,7 @@ void CudaContext::run_step(const Run& run, ForwardWork& work) {
     });
   }
   graph.launch(stream_.get());
-  if (share_.meet) share_.meet();  // as behind a sum
+  if (share_.meet) share_.meet();  // as behind an exchange
 }
 
 cuda::Graph CudaContext::captured(const std::function<void()>& enqueue) {
@@ -600,29 +620,34 @@ cuda::Graph CudaContext::captured(const std::function<void()>& enqueue) {
 
 double CudaContext::sum_microseconds() {
   constexpr int kWarmUp = 3, kMeasured = 20;
-  if (share_.sum == nullptr) return 0;
+  if (share_.alone()) return 0;
+  if (talk_ != nullptr) talk_->begin();
   const cuda::Graph graph = captured([&] {
-    for (int layer = 0; layer < config_.layers; ++layer)
+    for (int layer = 0; layer < config_.layers; ++layer) {
+      if (talk_ != nullptr) talk_->merge(config_.query_heads, config_.head_dim, attention_.as<float>());
       for (const int slot : {0, 1})
-        share_.sum->sum(share_.rank, slot, config_.hidden, x_.as<float>(), true, stream_.get());
+        if (share_.heads) sum_parts(slot, config_.hidden, x_.as<float>(), true);
+    }
   });
   const auto run = [&](int times) {
-    share_.meet();
     const auto begin = std::chrono::steady_clock::now();
-    for (int i = 0; i < times; ++i) graph.launch(stream_.get());
-    stream_.synchronize();
+    for (int i = 0; i < times; ++i) {
+      share_.meet();
+      graph.launch(stream_.get());
+      stream_.synchronize();  // a graph's first exchange may have the slot of its last one
+    }
     return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count();
   };
   run(kWarmUp);
   const double all = run(kMeasured);
-  share_.sum->expect_whole();
+  expect_whole();
   return all / kMeasured;
 }
 
 cuda::Queries CudaContext::queries(int layer, const Run& run) const {
   const bool staged = run.reach == Reach::staged;
   const cuda::KvRange& range = staged ? tier_->stage() : range_;
-  return {.tokens = places_.as<cuda::QueryToken>(),
+  return {.tokens = (share_.ranges ? near_places_ : places_).as<cuda::QueryToken>(),
           .bases = staged ? tier_->stage_bases() : bases_.as<const char*>(),
           .layer_offset = staged ? 0 : layer * range.layout().layer_stride,
           .layout = range.layout(),
@@ -652,7 +677,10 @@ void CudaContext::enqueue_layer(int layer, const Run& run, ForwardWork& work) {
     qkv.k_out = k_.as<float>();
     qkv.v_out = v_.as<float>();
   }
-  linear_.qkv(qkv, queries(layer, run));
+  cuda::Queries written = queries(layer, run);
+  if (share_.ranges)
+    written.tokens = places_.as<cuda::QueryToken>(), written.bases = write_bases_.as<const char*>();
+  linear_.qkv(qkv, written);
   enqueue_given(layer, run);
   if (host)
     tell_listeners(layer, run);
@@ -669,17 +697,17 @@ void CudaContext::enqueue_layer(int layer, const Run& run, ForwardWork& work) {
 /// feed-forward.
 void CudaContext::enqueue_output(const CudaModel::Layer& w, std::int64_t count) {
   const cuda::Addition addition = attention_addition(w, config_);
-  if (share_.sum == nullptr)
+  if (!share_.heads)
     return linear_.project_out(attention_.as<float>(), count, w.o, w.o_bias, x_.as<float>(), addition);
-  linear_.multiply(attention_.as<float>(), count, w.o, w.o_bias, share_.sum->part(share_.rank, 0), false);
+  linear_.multiply(attention_.as<float>(), count, w.o, w.o_bias, own_part(0), false);
   add_sum(0, count, addition);
 }
 
 void CudaContext::enqueue_mlp(const CudaModel::Layer& w, std::int64_t count) {
   cuda::Linear::MlpArguments mlp = mlp_of(w, config_);
-  if (share_.sum != nullptr) mlp.to = share_.sum->part(share_.rank, 1);
+  if (share_.heads) mlp.to = own_part(1);
   linear_.mlp(mlp, count, x_.as<float>());
-  if (share_.sum != nullptr) add_sum(1, count, mlp.addition);
+  if (share_.heads) add_sum(1, count, mlp.addition);
 }
 
 void CudaContext::add_sum(int slot, std::int64_t count, const cuda::Addition& addition) {
@@ -692,9 +720,14 @@ void CudaContext::add_sum(int slot, std::int64_t count, const cuda::Addition& ad
 /// All launch a sum before any goes on. A thread that uses a kernel for the first time has it loaded, which waits for its
 /// GPU and holds up the other threads' launches: a GPU that waits for theirs in a sum would wait for ever.
 void CudaContext::sum_parts(int slot, std::int64_t numbers, float* to, bool add) {
-  if (!recording_) share_.meet();
-  share_.sum->sum(share_.rank, slot, numbers, to, add, stream_.get());
-  if (!recording_) share_.meet();
+  meet_others();
+  share_.heads.exchange->sum(share_.heads.rank, slot, numbers, to, add, stream_.get());
+  meet_others();
+}
+
+/// Where what this GPU adds to a sum is to be written.
+float* CudaContext::own_part(int slot) const {
+  return share_.heads.exchange->part(share_.heads.rank, slot);
 }
 
 /// Logits of some rows of the step, on their way to the host; of several GPUs, those of its tokens.
@@ -721,7 +754,7 @@ void CudaContext::take_logits(const Run& run, std::vector<float>& logits) {
                   staged_logits_.as<float>() + some * model_->output.rows);
   }
   stream_.synchronize();
-  if (share_.sum != nullptr) share_.sum->expect_whole();
+  expect_whole();
   for (const float x : logits) {
     if (!std::isfinite(x)) {
       throw RunError(
@@ -733,7 +766,7 @@ void CudaContext::take_logits(const Run& run, std::vector<float>& logits) {
 
 /// Adds what the layers read whose keys the host did not choose. The step has ended.
 void CudaContext::count_work(const Run& run, ForwardWork& work) {
-  const LocalWindow dense = run.step.selectors.empty() ? LocalWindow{} : run.step.dense;
+  const LocalWindow dense = run.step.selectors.empty() ? LocalWindow{} : dense_here(run.step.dense);
   const std::int64_t token_bytes = 2 * range_.layout().row_bytes();
   const Position limit = run.step.sequences.front().far_limit;
   const std::vector<int> heads = all_kv_heads(config_.kv_heads);
@@ -752,8 +785,8 @@ void CudaContext::count_work(const Run& run, ForwardWork& work) {
       const auto end_of_far = [&](std::int64_t behind) {
         return std::min<std::int64_t>(behind, std::max<std::int64_t>(dense.sink, limit));
       };
-      const auto behind = [&](int token) { return std::max(dense.sink, tokens_ + token + 1 - dense.window); };
-      const std::int64_t all = tokens_ + t + 1, far = end_of_far(behind(t)) - dense.sink;
+      const auto behind = [&](int token) { return std::max(dense.sink, visible(token) - dense.window); };
+      const std::int64_t all = visible(t), far = end_of_far(behind(t)) - dense.sink;
       std::vector<std::int64_t> chosen(static_cast<std::size_t>(config_.kv_heads), far);
       if (sparse) {
         const CountedToken of = {.counts = run.native->counts.as<std::int32_t>(),

@@ -14,20 +14,30 @@
 #include "gpu/lists.h"
 #include "gpu/mass_finder.h"
 #include "gpu/model.h"
+#include "gpu/range_talk.h"
 #include "gpu/select/selectors.h"
+#include "gpu/text_range.h"
 #include "kernels/cuda/device/kv_range.h"
-#include "kernels/cuda/reduce/group_sum.h"
+#include "kernels/cuda/reduce/group_exchange.h"
 #include "kv/placement.h"
 
 namespace lode {
 
 class CudaContext final : public GpuContext {
  public:
-  /// One of several GPUs that share a model: what of it is here, and how it meets the others.
+  /// GPUs that meet at the same places of a step.
+  struct Group {
+    cuda::GroupExchange* exchange = nullptr;
+    int rank = 0, size = 1;
+    explicit operator bool() const { return exchange != nullptr; }
+  };
+  /// One of several GPUs that share a model or a text: what of it is here, and how it meets the others.
   struct Share {
-    int rank = 0;
+    bool leads = true;                        ///< it tells the host what all GPUs have alike
     int first_kv_head = 0, all_kv_heads = 0;  ///< of the whole model; 0: all are here
-    cuda::GroupSum* sum = nullptr;            ///< null: this GPU has the whole model
+    Group heads;   ///< they have other heads of the model for the same tokens, and sum; none: all are here
+    Group ranges;  ///< they have other tokens for the same heads, and merge; none: all are here
+    bool alone() const { return !heads && !ranges; }
     /// Called when nothing that one GPU alone may lack can go wrong any more, before it waits for the others.
     std::function<void()> meet = {};
     /// Takes what this GPU's heads have of a layer that the host hears of, when all others bring theirs.
@@ -45,11 +55,13 @@ class CudaContext final : public GpuContext {
   std::int64_t bytes() const override;
   bool keys_on_host() const override { return tier_ != nullptr; }
   bool finds_masses() const override {
-    return tier_ == nullptr && share_.sum == nullptr &&
+    return tier_ == nullptr && share_.alone() &&
            MassFinder::takes(config_.query_heads, config_.kv_heads, config_.head_dim);
   }
   std::string placement() const override { return place_.sentence; }
   TierWork take_tier_work() override { return std::exchange(tier_work_, {}); }
+  /// Of an empty context whose text several GPUs share by ranges: which this one has.
+  void take_range(const TextRange& range);
   void roll_back(std::int64_t tokens) override;
   void upload(const KvStore& store) override;
   void download(KvStore& store) override;
@@ -154,6 +166,18 @@ class CudaContext final : public GpuContext {
   void enqueue_layer(int layer, const Run& run, ForwardWork& work);
   void enqueue_output(const CudaModel::Layer& w, std::int64_t count);
   void enqueue_mlp(const CudaModel::Layer& w, std::int64_t count);
+  float* own_part(int slot) const;
+  void make_range_buffers();
+  std::int64_t rows_here() const { return held_.count(tokens_); }
+  LocalWindow dense_here(const LocalWindow& dense) const;
+  std::int64_t visible(int token) const;
+  void stage_range(const Run& run);
+  void attend_over_ranges(int layer, const Run& run);
+  void attend_range(const cuda::Queries& own);
+  void aim_at_part(cuda::Queries& own) const;
+  void meet_others() const;
+  void stop_exchanges() const noexcept;
+  void expect_whole() const;
   void add_sum(int slot, std::int64_t count, const cuda::Addition& addition);
   void sum_parts(int slot, std::int64_t numbers, float* to, bool add);
   void attend(int layer, const Run& run, ForwardWork& work);
@@ -198,6 +222,7 @@ class CudaContext final : public GpuContext {
   Share share_;
   ActiveTier::Room active_room_;
   std::int64_t tokens_ = 0;
+  TextRange held_;  ///< the tokens whose keys and values are here
 
   cuda::Stream stream_;
   cuda::KvRange range_;
@@ -230,6 +255,15 @@ class CudaContext final : public GpuContext {
   mutable std::map<const void*, GpuMethodState> methods_state_;  ///< by the address of the step's selectors
   cuda::Graph dense_graph_;                                      ///< of one decode step with full attention
   bool recording_ = false;                                       ///< a graph, which is not launched yet
+
+  // With a range of the text:
+  std::unique_ptr<RangeTalk> talk_;
+  cuda::Buffer near_places_;               // [chunk] QueryToken: what a query sees of the range
+  cuda::Buffer write_bases_;               // [1] const char*: where rows of the step's positions go
+  cuda::Buffer shared_workspace_;          ///< of many tokens that attend all keys here
+  cuda::PinnedBuffer staged_near_places_;  // as near_places_
+  cuda::PinnedBuffer staged_write_bases_;  // as write_bases_
+  std::vector<std::int64_t> far_of_step_;  // [N] in all ranges
 
   // With keys and values in host memory:
   std::unique_ptr<HostTier> tier_;

@@ -52,7 +52,8 @@ void choose_all(const QueryBlock& block, const LayerGeometry& where, Selection& 
 
 /// Memory for the step's new rows, and what must be on the GPU before it begins.
 void CudaContext::make_room(const Run& run) {
-  if (run.reach == Reach::all) range_.back(tokens_ + run.count);
+  if (run.reach == Reach::all)
+    range_.back(rows_here() + run.count + (share_.ranges ? cuda::kBlockTokens : 0));
   if (run.reach != Reach::split) return;
   const std::int64_t heads = config_.query_heads, d = config_.head_dim, number = sizeof(float);
   if (near_lse_.bytes() < run.count * heads * number) {
@@ -174,6 +175,7 @@ void CudaContext::tell_queries(int layer, const Run& run) {
 void CudaContext::attend(int layer, const Run& run, ForwardWork& work) {
   if (run.window(layer) > 0) return attend_window(layer, run);
   if (run.reach == Reach::split) return attend_split(layer, run, work);
+  if (share_.ranges) return attend_over_ranges(layer, run);
   const cuda::Queries all = queries(layer, run);
   if (run.sparse(layer) && run.native == nullptr) return attend_chosen_by_host(layer, run, work);
   if (run.sparse(layer)) return attend_chosen_by_gpu(layer, run);

@@ -20,10 +20,11 @@ void CudaContext::upload(const KvStore& store) {
     return;
   }
   const TimedPart timed("keys to the GPU");
-  range_.back(end);
+  const std::int64_t first = held_.count(begin), last = held_.count(end);
+  range_.back(last);
   const std::int64_t bytes =
-      2 * (end - begin) * range_.layout().row_bytes() * config_.layers * config_.kv_heads;
-  const std::vector<HostRows> pieces = pieces_to_upload(begin, end);
+      2 * (last - first) * range_.layout().row_bytes() * config_.layers * config_.kv_heads;
+  const std::vector<HostRows> pieces = pieces_to_upload(first, last);
   if (bytes >= kWorthPinning) {
     stream_.synchronize();  // a step that was cut off may still write rows; the pieces go by other streams
     upload_pinned(store, pieces);
@@ -58,7 +59,7 @@ std::span<const std::byte> CudaContext::rows_of(const KvStore& store, const Host
   const auto part = piece.part == cuda::KvRange::Part::v ? KvStore::Part::v : KvStore::Part::k;
   const auto row = static_cast<std::size_t>(range_.layout().row_bytes());
   return store.rows(piece.layer, share_.first_kv_head + piece.head, part)
-      .subspan(static_cast<std::size_t>(piece.begin) * row,
+      .subspan(static_cast<std::size_t>(held_.begin + piece.begin) * row,
                static_cast<std::size_t>(piece.end - piece.begin) * row);
 }
 
@@ -67,7 +68,7 @@ void CudaContext::send(const HostRows& piece, const std::byte* rows, cuda::Strea
 }
 
 void CudaContext::upload_pinned(const KvStore& store, std::span<const HostRows> pieces) {
-  PinnedUpload upload(share_.sum == nullptr ? options_.pool : nullptr);
+  PinnedUpload upload(share_.alone() ? options_.pool : nullptr);
   upload.run(
       std::ssize(pieces),
       [&](std::int64_t i, std::byte* to) {

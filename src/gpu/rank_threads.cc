@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/rank_threads.h"
 
-#include "kernels/cuda/reduce/group_sum.h"
+#include "kernels/cuda/reduce/group_exchange.h"
 
 namespace lode {
 

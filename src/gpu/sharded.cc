@@ -13,6 +13,8 @@ namespace lode {
 
 namespace {
 
+/// Methods whose GPU selectors, each with a range of the text, choose together what one would.
+constexpr std::array<std::string_view, 3> kMethodsOfRanges = {"streaming", "hash", "hyperplanes"};
 /// Methods whose GPU selectors know which of the host's heads are theirs.
 constexpr std::array<std::string_view, 7> kMethods = {"streaming", "topk", "kmeans",     "saap",
                                                       "squeezed",  "hash", "hyperplanes"};
@@ -37,6 +39,25 @@ void put_heads(std::span<const float> own, std::int64_t tokens, int rank, std::v
     std::copy_n(own.begin() + t * each, each, all.begin() + t * row + rank * each);
 }
 
+/// InputError where a text cannot be cut into so many ranges.
+void expect_ranges(const ModelConfig& config, int gpus, int ranges) {
+  if (ranges < 1 || gpus % ranges != 0)
+    throw InputError(fmt::format(
+        "--context-parallel: expected a number that divides that of the GPUs ({}), found {}", gpus, ranges));
+  for (int layer = 0; ranges > 1 && layer < config.layers; ++layer)
+    if (config.plan.layer(layer).window > 0 || config.plan.layer(layer).recurrent)
+      throw InputError(
+          fmt::format("--context-parallel: expected a model whose layers all attend to the whole text, found "
+                      "others in {}: leave it out",
+                      config.architecture));
+}
+
+std::vector<int> every(std::span<const int> all, int first, int step, int count) {
+  std::vector<int> some;
+  for (int i = 0; i < count; ++i) some.push_back(all[static_cast<std::size_t>(first + i * step)]);
+  return some;
+}
+
 /// Rows of logits that GPUs have a part of each, as one: [rows, V].
 std::vector<float> joined(const std::vector<std::vector<float>>& parts, std::int64_t vocab) {
   std::size_t numbers = 0;
@@ -58,16 +79,31 @@ std::vector<float> joined(const std::vector<std::vector<float>>& parts, std::int
 
 ShardedModel::ShardedModel(const ModelConfig& config, const ModelWeights& weights, std::int64_t limit,
                            const GpuGroup& group)
-    : group_(std::make_unique<cuda::DeviceGroup>(group.devices, group.sum)),
-      threads_(group.devices),
-      parts_(group.devices.size()) {
-  const ModelConfig part = share_of(config, gpus());
+    : ranges_(group.ranges), threads_(group.devices), parts_(group.devices.size()) {
+  const int shares = this->shares();
+  for (int range = 0; shares > 1 && range < ranges_; ++range)
+    of_range_.push_back(
+        std::make_unique<cuda::DeviceGroup>(every(group.devices, range * shares, 1, shares), group.sum));
+  for (int share = 0; ranges_ > 1 && share < shares; ++share)
+    of_share_.push_back(
+        std::make_unique<cuda::DeviceGroup>(every(group.devices, share, shares, ranges_), GpuSum::peers));
+  const ModelConfig part = share_of(config, shares);
   threads_.run([&](int rank) {
-    const ModelShare share = {rank, gpus()};
-    parts_[static_cast<std::size_t>(rank)] =
-        std::make_shared<const CudaModel>(part, share_of(weights, config, share), limit, share);
+    const ModelShare share = {rank % shares, shares};
+    const auto r = static_cast<std::size_t>(rank);
+    parts_[r] = share.whole()
+                    ? std::make_shared<const CudaModel>(config, weights, limit, share)
+                    : std::make_shared<const CudaModel>(part, share_of(weights, config, share), limit, share);
   });
 }
+
+const cuda::DeviceGroup* ShardedModel::of_range(int range) const {
+  return of_range_.empty() ? nullptr : of_range_[static_cast<std::size_t>(range)].get();
+}
+const cuda::DeviceGroup* ShardedModel::of_share(int share) const {
+  return of_share_.empty() ? nullptr : of_share_[static_cast<std::size_t>(share)].get();
+}
+
 ShardedModel::~ShardedModel() {
   threads_.run([&](int rank) { parts_[static_cast<std::size_t>(rank)] = nullptr; });
 }
@@ -80,7 +116,9 @@ std::int64_t ShardedModel::bytes() const {
 
 std::shared_ptr<const GpuModel> make_sharded_model(const ModelConfig& config, const ModelWeights& weights,
                                                    std::int64_t limit, const GpuGroup& group) {
-  expect_shares(config, weights, static_cast<int>(group.devices.size()));
+  const int gpus = static_cast<int>(group.devices.size());
+  expect_ranges(config, gpus, group.ranges);
+  if (gpus > group.ranges) expect_shares(config, weights, gpus / group.ranges);
   return std::make_shared<ShardedModel>(config, weights, limit, group);
 }
 
@@ -92,19 +130,31 @@ std::unique_ptr<GpuContext> make_sharded_context(const ModelConfig& config,
 
 ShardedContext::ShardedContext(const ModelConfig& config, std::shared_ptr<const ShardedModel> model,
                                const GpuContextOptions& options)
-    : share_(share_of(config, model->gpus())),
+    : share_(share_of(config, model->shares())),
       kv_heads_(config.kv_heads),
       chunk_(options.chunk),
+      max_tokens_(options.max_tokens),
       model_(std::move(model)),
-      sum_(std::make_unique<cuda::GroupSum>(model_->group(), options.chunk * config.hidden)),
       shards_(static_cast<std::size_t>(model_->gpus())) {
+  const int shares = model_->shares(), ranges = model_->ranges();
+  for (int range = 0; shares > 1 && range < ranges; ++range)
+    of_range_.push_back(
+        std::make_unique<cuda::GroupExchange>(*model_->of_range(range), options.chunk * config.hidden));
+  for (int share = 0; ranges > 1 && share < shares; ++share)
+    of_share_.push_back(std::make_unique<cuda::GroupExchange>(*model_->of_share(share),
+                                                              range_exchange_room(share_, options.chunk)));
+  const auto exchange = [](const auto& groups, int group) {
+    return groups.empty() ? nullptr : groups[static_cast<std::size_t>(group)].get();
+  };
   on_all([&](int rank) {
+    const int range = rank / shares, share = rank % shares;
     shards_[static_cast<std::size_t>(rank)] =
         CudaContext::make(share_, model_->part(rank), options,
-                          {.rank = rank,
-                           .first_kv_head = rank * share_.kv_heads,
+                          {.leads = rank == 0,
+                           .first_kv_head = share * share_.kv_heads,
                            .all_kv_heads = kv_heads_,
-                           .sum = sum_.get(),
+                           .heads = {exchange(of_range_, range), share, shares},
+                           .ranges = {exchange(of_share_, share), range, ranges},
                            .meet = [this] { model_->threads().meet(); },
                            .tell = [this, rank](int layer, const Step& step,
                                                 const KvWrite& own) { tell(rank, layer, step, own); }});
@@ -127,15 +177,40 @@ std::int64_t ShardedContext::bytes() const {
 }
 
 std::string ShardedContext::placement() const {
-  return fmt::format("{} GPUs share the model and its KV heads, sums by {}; on each of them: {}",
-                     model_->gpus(), model_->group().way(), shards_.front()->placement());
+  const std::string heads = model_->shares() == 1
+                                ? std::string()
+                                : fmt::format("{} GPUs share the model and its KV heads, sums by {}; ",
+                                              model_->shares(), model_->of_range(0)->way()),
+                    ranges = model_->ranges() == 1
+                                 ? std::string()
+                                 : fmt::format("{} ranges of the text, each on {}, merged over peer memory; ",
+                                               model_->ranges(),
+                                               model_->shares() == 1 ? "one GPU" : "GPUs of its own");
+  return fmt::format("{}{}on each of them: {}", heads, ranges, shards_.front()->placement());
 }
 
 void ShardedContext::roll_back(std::int64_t tokens) {
   on_all([&](int rank) { shard(rank).roll_back(tokens); });
+  if (tokens <= 0) held_.clear();
+}
+
+/// Shares a text out that is empty so far and will have so many tokens.
+void ShardedContext::cut(std::int64_t tokens) {
+  const int ranges = model_->ranges();
+  if (ranges == 1 || !held_.empty()) return;
+  for (int range = 0; range < ranges; ++range) held_.push_back(text_range(tokens, range, ranges));
+  on_all([&](int rank) { shard(rank).take_range(held_[static_cast<std::size_t>(rank / model_->shares())]); });
+}
+
+/// The first position behind the context's end where another range begins.
+std::int64_t ShardedContext::next_cut() const {
+  for (const TextRange& range : held_)
+    if (range.begin > tokens()) return range.begin;
+  return TextRange::kNoEnd;
 }
 
 void ShardedContext::upload(const KvStore& store) {
+  if (tokens() == 0 && store.tokens() > 0) cut(store.tokens());
   on_all([&](int rank) { shard(rank).upload(store); });
 }
 
@@ -151,6 +226,7 @@ void ShardedContext::download(KvStore& store) {
 }
 
 void ShardedContext::fill_random(std::int64_t tokens, std::uint64_t seed) {
+  cut(tokens);
   on_all([&](int rank) {
     shard(rank).fill_random(
         tokens, seed + static_cast<std::uint64_t>(rank) * static_cast<std::uint64_t>(share_.layers));
@@ -158,16 +234,18 @@ void ShardedContext::fill_random(std::int64_t tokens, std::uint64_t seed) {
 }
 
 ChosenBy ShardedContext::attach(const Spec& spec, std::span<Selector* const> selectors) {
-  const bool known = std::find(kMethods.begin(), kMethods.end(), spec.name) != kMethods.end();
+  const bool in_ranges = model_->ranges() > 1;
+  const std::span<const std::string_view> methods =
+      in_ranges ? std::span<const std::string_view>(kMethodsOfRanges) : kMethods;
   std::vector<ChosenBy> by(shards_.size(), ChosenBy::host);
-  if (known)
+  if (std::ranges::find(methods, spec.name) != methods.end() && !(in_ranges && spec.dense.from_context))
     on_all([&](int rank) { by[static_cast<std::size_t>(rank)] = shard(rank).attach(spec, selectors); });
   if (std::find(by.begin(), by.end(), ChosenBy::host) == by.end()) return by.front();
   throw InputError(
       fmt::format("attention spec '{}': expected a method that several GPUs choose keys by, each for its own "
-                  "heads ({}), found one "
-                  "that they do not: leave out --tensor-parallel",
-                  spec.str(), fmt::format("full, {}", fmt::join(kMethods, ", "))));
+                  "{} (full, {}), found one that they do not: leave out {}",
+                  spec.str(), in_ranges ? "range of the text" : "heads", fmt::join(methods, ", "),
+                  in_ranges ? "--context-parallel" : "--tensor-parallel"));
 }
 
 bool ShardedContext::chooses(std::span<Selector* const> selectors) const {
@@ -193,13 +271,50 @@ void ShardedContext::expect_step(const Step& step) const {
                                : nullptr;
   if (what == nullptr) return;
   throw InputError(
-      fmt::format("--tensor-parallel: expected what GPUs do without the host, found {}: use one GPU", what));
+      fmt::format("several GPUs: expected what they do without the host, found {}: use one GPU", what));
 }
 
+/// Of a method the first range holds the sink and the last one the window.
+void ShardedContext::expect_ranges(const Step& step) const {
+  if (held_.empty() || step.selectors.empty()) return;
+  const LocalWindow& dense = step.dense;
+  const std::int64_t least = held_.back().begin + dense.window;
+  if (tokens() + 1 >= least && held_.front().end >= dense.sink) return;
+  throw InputError(
+      fmt::format("--context-parallel: expected sink and window ({} and {} tokens) within the first and the "
+                  "last of {} ranges, the last from token {} on, found a text of {}: fewer GPUs",
+                  dense.sink, dense.window, held_.size(), held_.back().begin, tokens()));
+}
+
+/// Tokens on both sides of a cut take a step each.
 ForwardWork ShardedContext::forward(const Step& step, const Rope& rope, LogitRows rows,
                                     std::vector<float>& logits) {
+  cut(max_tokens_);
+  const SequenceTokens& all = step.sequences.front();
+  ForwardWork work;
+  std::vector<float> some, together;
+  for (std::size_t at = 0; at < all.tokens.size();) {
+    const auto left = static_cast<std::size_t>(
+        std::min(next_cut() - tokens(), std::ssize(all.tokens) - static_cast<std::ptrdiff_t>(at)));
+    const SequenceTokens part = {all.tokens.subspan(at, left), all.kv, all.id, all.far_limit};
+    at += left;
+    Step piece = step;
+    piece.sequences = {&part, 1};
+    const bool last = at == all.tokens.size();
+    work += forward_in_range(piece, rope, rows == LogitRows::last_of_each && !last ? LogitRows::none : rows,
+                             some);
+    if (rows == LogitRows::all) together.insert(together.end(), some.begin(), some.end());
+  }
+  logits = rows == LogitRows::all ? std::move(together) : std::move(some);
+  return work;
+}
+
+ForwardWork ShardedContext::forward_in_range(const Step& step, const Rope& rope, LogitRows rows,
+                                             std::vector<float>& logits) {
   expect_step(step);
-  sum_->expect_whole();
+  expect_ranges(step);
+  for (const auto& groups : {&of_range_, &of_share_})
+    for (const auto& exchange : *groups) exchange->expect_whole();
   check_cancel();  // on all GPUs or none: inside of a step they wait for one another
   const std::int64_t before = tokens();
   std::vector<std::vector<float>> parts(shards_.size());
@@ -213,12 +328,12 @@ ForwardWork ShardedContext::forward(const Step& step, const Rope& rope, LogitRow
     roll_back(before);
     throw;
   }
+  parts.resize(static_cast<std::size_t>(model_->shares()));  // of the first range: the others have the same
   logits = rows == LogitRows::none ? std::vector<float>() : joined(parts, share_.vocab);
   ForwardWork work = works.front();
   for (std::size_t rank = 1; rank < works.size(); ++rank) {
-    work.attend += works[rank].attend;
-    work.select.bytes += works[rank].select.bytes;
-    work.select.keys_scored += works[rank].select.keys_scored;
+    works[rank].sparse_tokens = 0;  // each of its tokens once
+    work += works[rank];
   }
   return work;
 }
@@ -234,9 +349,10 @@ void ShardedContext::tell(int rank, int layer, const Step& step, const KvWrite& 
                  {own.k_unrotated, k_unrotated_},
                  {own.v, v_}};
   for (const auto& vector : vectors)
-    if (rank == 0) vector.all.resize(vector.part.size() * shards_.size());
+    if (rank == 0) vector.all.resize(vector.part.size() * static_cast<std::size_t>(model_->shares()));
   model_->threads().meet();
-  for (const auto& vector : vectors) put_heads(vector.part, own.tokens, rank, vector.all);
+  for (const auto& vector : vectors)  // GPUs of other ranges have the same
+    if (rank < model_->shares()) put_heads(vector.part, own.tokens, rank, vector.all);
   model_->threads().meet();
   if (rank == 0) {
     step.sequences.front().kv->write(layer, own.tokens, k_, v_);

@@ -66,6 +66,14 @@ struct ForwardWork {
   AttendWork attend;
   SelectWork select;
   std::int64_t sparse_tokens = 0;  ///< tokens times layers that went through a selector
+
+  ForwardWork& operator+=(const ForwardWork& other) {
+    attend += other.attend;
+    select.bytes += other.select.bytes;
+    select.keys_scored += other.select.keys_scored;
+    sparse_tokens += other.sparse_tokens;
+    return *this;
+  }
 };
 
 /// For measurements: queries of a step of one token that take the place of the projections'.

@@ -7,6 +7,7 @@
 
 #include "harness.h"
 #include "kernels/cuda/attend/merge_states.h"
+#include "kernels/cuda/reduce/group_exchange.h"
 
 namespace lode::cuda {
 namespace {
@@ -93,6 +94,63 @@ LODE_TEST(planes_merge_as_in_float64_with_and_without_any) {
         }
       }
     }
+  }
+}
+
+/// Ranks of one GPU, each on a stream of its own: states of all merge on each, and each gets what all have.
+LODE_TEST(ranks_merge_states_and_gather_numbers_alike) {
+  constexpr int kRanks = 3, kRows = 29, d = 128;
+  const DeviceGroup group({0, 0, 0}, GpuSum::peers);
+  const GroupExchange exchange(group, kRows * (d + 1));
+  std::vector<Stream> streams(kRanks);
+  std::vector<std::vector<float>> states, found(kRanks, std::vector<float>(kRows * d)),
+      gathered(kRanks, std::vector<float>(kRanks * kRows));
+  const Buffer merged(kRanks * kRows * d * 4, "a test"), all(kRanks * kRanks * kRows * 4, "a test");
+  for (int r = 0; r < kRanks; ++r) {
+    std::vector<float> state(kRows * (d + 1));
+    for (int row = 0; row < kRows; ++row) {
+      float& lse = state[static_cast<std::size_t>(kRows * d + row)];
+      lse = row == 5 || (row + r) % 4 == 0 ? -INFINITY : 30.0f * std::sin(float(7 * row + r));
+      for (int i = 0; i < d; ++i)
+        state[static_cast<std::size_t>(row * d + i)] = lse == -INFINITY ? NAN : std::cos(float(row + i * r));
+    }
+    states.push_back(std::move(state));
+  }
+  for (int call = 0; call < 4; ++call) {  // slots in turn
+    const int slot = call % 2;
+    for (int r = 0; r < kRanks; ++r) {
+      const auto& state = states[static_cast<std::size_t>(r)];
+      const StreamHandle stream = streams[static_cast<std::size_t>(r)].get();
+      if (call % 2 == 0) {
+        copy(exchange.part(r, slot), state.data(), std::ssize(state) * 4, stream);
+        exchange.merge(r, slot, kRows, d, merged.as<float>() + r * kRows * d, stream);
+      } else {
+        copy(exchange.part(r, slot), state.data() + kRows * d, kRows * 4, stream);
+        exchange.gather(r, slot, kRows, all.as<float>() + r * kRanks * kRows, stream);
+      }
+    }
+  }
+  for (int r = 0; r < kRanks; ++r) {
+    const auto own = static_cast<std::size_t>(r);
+    copy(found[own].data(), merged.as<float>() + r * kRows * d, kRows * d * 4, streams[own].get());
+    copy(gathered[own].data(), all.as<float>() + r * kRanks * kRows, kRanks * kRows * 4, streams[own].get());
+    streams[own].synchronize();
+    LODE_CHECK(found[own] == found[0]);
+    for (int other = 0; other < kRanks; ++other)
+      for (int row = 0; row < kRows; ++row)
+        LODE_CHECK(gathered[own][static_cast<std::size_t>(other * kRows + row)] ==
+                   states[static_cast<std::size_t>(other)][static_cast<std::size_t>(kRows * d + row)]);
+  }
+  exchange.expect_whole();
+  for (int i = 0; i < kRows * d; ++i) {
+    double sum = 0, want = 0;
+    for (const auto& state : states) {
+      const float lse = state[static_cast<std::size_t>(kRows * d + i / d)];
+      if (lse == -INFINITY) continue;
+      sum += std::exp(double{lse} - 30.0);
+      want += std::exp(double{lse} - 30.0) * state[static_cast<std::size_t>(i)];
+    }
+    LODE_CHECK_CLOSE(found[0][static_cast<std::size_t>(i)], sum == 0.0 ? 0.0 : want / sum, 1e-5);
   }
 }
 

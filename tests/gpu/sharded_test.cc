@@ -26,23 +26,31 @@ std::shared_ptr<const Model> fresh_pocket() {
   return Model::load(source_dir().string() + "/models/pocket");
 }
 
-/// Two GPUs of the host, or one of them twice.
+/// So many GPUs of the host, or some of them several times.
+std::vector<int> gpus(int count) {
+  std::vector<int> some;
+  for (int i = 0; i < count; ++i) some.push_back(i % cuda::device_count());
+  return some;
+}
 std::vector<int> two_gpus() {
-  return cuda::device_count() > 1 ? std::vector<int>{0, 1} : std::vector<int>{0, 0};
+  return gpus(2);
 }
 
 struct Kind {
   std::vector<int> gpus;
   DType type = DType::f32;
   GpuSum sum = GpuSum::automatic;
+  int ranges = 1;
+  std::int64_t max_tokens = 2048;
 };
 
 Context context_on(const Kind& kind) {
   return Context(fresh_pocket(), {.kv_type = kind.type,
                                   .device = Device::cuda,
                                   .gpus = kind.gpus,
+                                  .context_parallel = kind.ranges,
                                   .gpu_sum = kind.sum,
-                                  .max_tokens = 2048});
+                                  .max_tokens = kind.max_tokens});
 }
 
 /// A text in chunks, some tokens together and some alone.
@@ -123,6 +131,155 @@ TEST(GpusThatShareAModel, RollBackAndGoOn) {
   const std::vector<float> before = logits_of(context);
   context.roll_back(300);
   EXPECT_EQ(logits_of(context), before);
+}
+
+// ---- Ranges of a text.
+
+/// By ranges alone, or by heads, too.
+class GpusThatShareAText : public testing::TestWithParam<std::pair<int, int>> {
+ protected:
+  Kind shared(DType type = DType::f32) const {
+    const auto [ranges, heads] = GetParam();
+    // Two ranks of one GPU have no NCCL; and of two pairs of GPUs there may be one.
+    return {gpus(ranges * heads), type, GpuSum::peers, ranges, 1250};
+  }
+};
+
+// A text of 900 tokens is read across cuts, and its question lies in the last range.
+TEST_P(GpusThatShareAText, GiveTheLogitsOfOne) {
+  NEEDS_GPU();
+  const std::vector<float> one = logits_on({}), several = logits_on(shared());
+  EXPECT_LT(relative_difference(several, one), 1e-4f);
+  EXPECT_EQ(logits_on(shared()), several);  // whenever the GPUs come
+  EXPECT_LT(relative_difference(logits_on(shared(DType::bf16)), logits_on({{}, DType::bf16})), 3e-2f);
+}
+
+TEST_P(GpusThatShareAText, GiveTheGreedyTokensOfOne) {
+  NEEDS_GPU();
+  std::vector<TokenId> tokens[2];
+  for (const bool several : {false, true}) {
+    Context context = context_on(several ? shared() : Kind{});
+    context.prefill(story(700));
+    tokens[several] =
+        context.generate(story(51), kDense, {.max_new_tokens = 64, .stop_at_eos = false}).tokens;
+  }
+  EXPECT_EQ(tokens[0].size(), 64u);
+  EXPECT_EQ(tokens[1], tokens[0]);
+}
+
+TEST_P(GpusThatShareAText, SaveAndReadTheFilesOfOne) {
+  NEEDS_GPU();
+  const fs::path path =
+      fs::temp_directory_path() / ("lodestone-ranges-" + std::to_string(getpid()) + ".lode");
+  const Kind kind = shared();
+  Context several = context_on(kind);
+  several.prefill(story(900));
+  several.build_indexes();
+  several.save(path, "");
+  const std::vector<float> want = logits_of(several);
+  ContextOptions options = {.device = Device::cuda, .max_tokens = 2048};
+  Context one = Context::load(path, fresh_pocket(), options);
+  options.gpus = kind.gpus, options.context_parallel = kind.ranges, options.gpu_sum = kind.sum;
+  Context again = Context::load(path, fresh_pocket(), options);  // cut by its own length
+  fs::remove(path);
+  EXPECT_LT(relative_difference(logits_of(one), want), 1e-4f);
+  EXPECT_LT(relative_difference(logits_of(again), want), 1e-4f);
+}
+
+TEST_P(GpusThatShareAText, RollBackAndGoOnAndTakeAnotherText) {
+  NEEDS_GPU();
+  Context context = context_on(shared());
+  context.prefill(story(900));
+  const std::vector<float> before = logits_of(context);
+  context.roll_back(900);
+  EXPECT_EQ(logits_of(context), before);
+  context.roll_back(300);  // in the first range
+  context.prefill(story(100));
+  context.roll_back(0);
+  context.prefill(story(900));
+  EXPECT_EQ(logits_of(context), before);
+}
+
+/// Whether the GPU chooses a method's keys: where the host plays it, it does not for all.
+bool gpu_chooses(const char* spec) {
+  Context alone = context_on({{}});
+  alone.attach(parse_spec(spec));
+  return alone.impl().methods[0].chosen_by != ChosenBy::host;
+}
+
+TEST_P(GpusThatShareAText, ChooseWhatOneDoes) {
+  NEEDS_GPU();
+  for (const char* const spec :
+       {"streaming:window=128", "hash:budget=5%,window=128", "hash:budget=40,per=query-head,window=64,sink=7",
+        "hyperplanes:budget=10%,mode=combined,depth=3,bits=128,window=128"}) {
+    if (!gpu_chooses(spec)) continue;
+    std::vector<float> logits[2];
+    WorkReport work[2];
+    for (const bool several : {false, true}) {
+      Context context = context_on(several ? shared() : Kind{});
+      const MethodId method = context.attach(parse_spec(spec));
+      context.prefill(story(1100));
+      context.build_indexes();
+      logits[several] = context.forward(story(9), method);
+      for (const TokenId token : story(20)) {
+        WorkReport more;
+        const auto row = context.forward({&token, 1}, method, &more);
+        logits[several].insert(logits[several].end(), row.begin(), row.end());
+        work[several] += more;
+      }
+    }
+    EXPECT_LT(relative_difference(logits[1], logits[0]), 2e-3f) << spec;
+    EXPECT_EQ(work[1].far_keys, work[0].far_keys) << spec;
+    EXPECT_EQ(work[1].far_total, work[0].far_total) << spec;
+    EXPECT_EQ(work[1].kv_bytes, work[0].kv_bytes) << spec;
+    EXPECT_EQ(work[1].full_bytes, work[0].full_bytes) << spec;
+    EXPECT_EQ(work[1].sparse_tokens, work[0].sparse_tokens) << spec;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cuts, GpusThatShareAText,
+                         testing::Values(std::pair(2, 1), std::pair(3, 1), std::pair(2, 2)),
+                         [](const auto& info) {
+                           return "r" + std::to_string(info.param.first) + "h" +
+                                  std::to_string(info.param.second);
+                         });
+
+TEST(RangesOfAText, RefuseWhatTheyDoNotDo) {
+  NEEDS_GPU();
+  const auto model = [](std::vector<int> gpus, int ranges) {
+    return make_gpu_model(pocket()->config(), pocket()->impl().weights, 0,
+                          {.devices = std::move(gpus), .ranges = ranges});
+  };
+  EXPECT_THROW(model({0, 0, 0}, 2), InputError);
+  const FamilyModel windows(kFamilies / "mistral-window");
+  EXPECT_THROW(make_gpu_model(windows.config, windows.weights, 0, {.devices = two_gpus(), .ranges = 2}),
+               InputError);
+  Context context = context_on({two_gpus(), DType::f32, GpuSum::automatic, 2, 1250});
+  EXPECT_THROW(context.attach(parse_spec("kmeans:clusters=32,probes=6,window=128")), InputError);
+  const MethodId method = context.attach(parse_spec("streaming:window=128"));
+  context.prefill(story(700));  // the last range begins at 512 and holds the window from 639 tokens on
+  context.build_indexes();
+  EXPECT_NO_THROW(context.forward(story(3), method));
+  context.roll_back(600);
+  EXPECT_THROW(context.forward(story(3), method), InputError);
+  EXPECT_EQ(context.tokens(), 600);
+}
+
+TEST(TextRange, RangesHoldEveryTokenOnce) {
+  for (const std::int64_t tokens : {0, 1, 127, 128, 129, 1000, 4096, 130000}) {
+    for (const int size : {1, 2, 3, 8}) {
+      std::int64_t at = 0, rows = 0;
+      for (int rank = 0; rank < size; ++rank) {
+        const TextRange range = text_range(tokens, rank, size);
+        EXPECT_EQ(range.begin, at);
+        EXPECT_EQ(range.begin % cuda::kBlockTokens, 0);
+        at = range.end;
+        rows += range.count(tokens);
+      }
+      EXPECT_EQ(at, TextRange::kNoEnd);
+      EXPECT_EQ(rows, tokens);
+    }
+  }
 }
 
 /// Each GPU chooses for its own heads what one chooses for all.

@@ -434,6 +434,19 @@ void merge_states(float* output, const float* lse, const float* other, const flo
   });
 }
 
+void merge_parts(const float* outputs, const float* lse, int parts, std::int64_t rows, int d, float* to,
+                 float* to_lse, StreamHandle stream) {
+  enqueue(stream, [=] {
+    for (std::int64_t row = 0; row < rows; ++row) {
+      std::vector<float> sum(static_cast<std::size_t>(d), 0.0f);
+      float all = -INFINITY;
+      for (std::int64_t p = 0; p < parts; ++p)
+        merge_into(sum.data(), all, outputs + (p * rows + row) * d, lse[p * rows + row], d);
+      std::copy(sum.begin(), sum.end(), to + row * d);
+      if (to_lse != nullptr) to_lse[row] = all;
+    }
+  });
+}
 void merge_planes(const StatePlanes& planes, const StatePart (&parts)[3], int count, std::int64_t rows, int d,
                   float* to, const SplitResult&, StreamHandle stream) {
   std::vector<StatePart> all;

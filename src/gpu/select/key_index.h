@@ -70,8 +70,8 @@ class StepBudgets {
   std::int64_t of(std::int64_t far) const { return budget_.of(far); }
   void begin(const GpuStep& step, const LocalWindow& dense) {
     for (std::size_t i = 0; i < step.queries.size(); ++i)
-      staged_.as<std::int32_t>()[i] =
-          static_cast<std::int32_t>(of(far_keys(dense, step.queries[i].position)));
+      staged_.as<std::int32_t>()[i] = static_cast<std::int32_t>(
+          of(step.far.empty() ? far_keys(dense, step.queries[i].position) : step.far[i]));
   }
   void upload(cuda::StreamHandle stream) const {
     cuda::copy(device_.as<void>(), staged_.as<void>(), device_.bytes(), stream);

@@ -15,6 +15,19 @@
 
 namespace lode {
 
+/// Several GPUs, each of which has a range of a text's tokens, rising with their ranks, and the same query heads: how
+/// their selectors choose together. All call the same in the same order.
+class GpuRanges {
+ public:
+  virtual ~GpuRanges() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  /// Where what this GPU tells the others is to be written, so many numbers at most, before gather.
+  virtual std::int32_t* part(std::int64_t count) = 0;
+  /// What all have told, [size(), count], device memory; there until the next call.
+  virtual const std::int32_t* gather(std::int64_t count) = 0;
+};
+
 /// What stays fixed for a GPU selector's life.
 struct GpuGeometry {
   int layers = 0, query_heads = 0, kv_heads = 0, head_dim = 0;
@@ -32,6 +45,9 @@ struct GpuGeometry {
   /// Where several GPUs share a model: these heads are [first_head, first_head + kv_heads) of all_heads, which the
   /// host's selectors know. 0: there are no others.
   int first_head = 0, all_heads = 0;
+  /// Where several GPUs have ranges of the text, of which this is one: positions are places in it, and sink and window
+  /// of the spec what of them is in it. Null: this GPU has all of the text.
+  GpuRanges* ranges = nullptr;
 
   /// The heads of a layer that the host's selector has, in its order, by their numbers here; those of other GPUs
   /// lie outside of [0, kv_heads).
@@ -53,6 +69,8 @@ struct GpuStep {
   std::span<const cuda::QueryToken> queries;  ///< their own keys are written by the step itself
   Phase phase = Phase::generation;
   Position far_limit = QueryBlock::kNoLimit;  ///< keys from here on are never far (LocalWindow::from_context)
+  /// Far keys of each query in all ranges, where this GPU has one of several; empty: as their positions say.
+  std::span<const std::int64_t> far = {};
 };
 
 /// A token of the last step, for counting what it has read.

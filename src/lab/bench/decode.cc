@@ -283,6 +283,7 @@ std::vector<DecodeBenchRow> bench_decode(const std::shared_ptr<const Model>& mod
                           .gpu_memory = options.gpu_memory,
                           .kv_tier = options.kv_tier,
                           .gpus = options.gpus,
+                          .context_parallel = options.context_parallel,
                           .gpu_sum = options.gpu_sum,
                           .active_memory = options.active_memory,
                           .max_tokens = options.context + std::max<std::int64_t>(steps, options.question),

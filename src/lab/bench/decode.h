@@ -19,6 +19,7 @@ struct DecodeBenchOptions {
   Device device = Device::cpu;
   std::int64_t gpu_memory = 0;  ///< as in ContextOptions
   std::vector<int> gpus = {};   ///< the same
+  int context_parallel = 1;
   GpuSum gpu_sum = GpuSum::automatic;
   KvTier kv_tier = KvTier::automatic;
   std::int64_t active_memory = 0;
@@ -47,8 +48,8 @@ struct DecodeBenchRow {
   double build_seconds = 0;      ///< of the index, all layers that are built
   std::int64_t index_bytes = 0;  ///< of all layers, as if each had its own
   TierWork tiers = {};           ///< of one step, on average
-  double sum_us = 0;             ///< that one step's sums over several GPUs take alone; 0 on one GPU
-  FarRecall recall = {};         ///< of some queries in layers that are built, where the host chooses
+  double sum_us = 0;      ///< that one step's sums and merges over several GPUs take alone; 0 on one GPU
+  FarRecall recall = {};  ///< of some queries in layers that are built, where the host chooses
 };
 
 /// The first row is `full`. Keys and values of the context are made up, not computed: a step takes as long,

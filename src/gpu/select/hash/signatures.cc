@@ -170,8 +170,17 @@ class GpuSignatures final : public GpuSelector {
     if (is_joined_)
       keys.apart = sets_of_documents_.as<cuda::SignatureSets>(),
       keys.first_set = std::int64_t{layer} * sets();
-    cuda::select_by_signature(queries, queries.q, nets(layer), nullptr, keys, rule(), geometry_.max_tokens,
-                              rows_.as<std::int32_t>(), capacity_, counts_of(layer), stream);
+    const auto run = [&](const cuda::SignatureRanks& ranks) {
+      cuda::select_by_signature(queries, queries.q, nets(layer), nullptr, keys, rule(), geometry_.max_tokens,
+                                rows_.as<std::int32_t>(), capacity_, counts_of(layer), stream, ranks);
+    };
+    if (GpuRanges* const ranges = geometry_.ranges; ranges == nullptr) {
+      run({});
+    } else {
+      const std::int64_t told = numbers_told(queries.count, keys);
+      run({.own = ranges->part(told), .ranks = ranges->size()});
+      run({.all = ranges->gather(told), .rank = ranges->rank(), .ranks = ranges->size()});
+    }
     return {.rows = rows_.as<std::int32_t>(),
             .counts = counts_of(layer),
             .capacity = capacity_,
@@ -228,6 +237,12 @@ class GpuSignatures final : public GpuSelector {
             .per_query_head = options_.per_query_head,
             .sink = dense_.sink,
             .window = dense_.window};
+  }
+  /// What a GPU with a range of the text tells the others of so many queries.
+  std::int64_t numbers_told(int queries, const cuda::Signatures& keys) const {
+    const int group = geometry_.query_heads / geometry_.kv_heads;
+    return std::int64_t{queries} * (options_.per_query_head ? geometry_.query_heads : geometry_.kv_heads) *
+           cuda::signature_levels(rule(), keys, group);
   }
   /// Those that the running step itself makes far; whether there were any.
   bool sign_new_keys(int layer, cuda::StreamHandle stream) const {
@@ -297,7 +312,8 @@ std::unique_ptr<GpuSelector> make(const Spec& spec, const GpuGeometry& geometry,
   const auto first =
       std::find_if(layers.begin(), layers.end(), [](auto* weights) { return weights != nullptr; });
   constexpr int kMostHeads = 16;
-  if (first == layers.end() || !(*first)->scheme.roped || spec.dense.window < 1 ||
+  if (first == layers.end() || !(*first)->scheme.roped ||
+      (geometry.ranges == nullptr && spec.dense.window < 1) ||
       geometry.query_heads / geometry.kv_heads > kMostHeads || geometry.head_dim % 8 != 0)
     return nullptr;
   std::string functions = spec.str();

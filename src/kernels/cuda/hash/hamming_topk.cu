@@ -37,6 +37,7 @@ struct Params {
   const std::uint32_t* given = nullptr;
   Signatures signatures;
   SignatureRule rule;
+  SignatureRanks ranks;
   int together = 1;  ///< heads of one list
   int levels = 0;    ///< distances are in [0, levels); `levels` marks what is no far key
   int step = 1;      ///< mismatches of one level
@@ -329,11 +330,10 @@ __device__ __forceinline__ unsigned scanned(unsigned x) {
   return sum_up_to(x, static_cast<int>(threadIdx.x) % 32);
 }
 
-/// Finds the level where the list ends from the cluster's counts, which lie in every block's `levels`. `sums`
-/// gets the sum over the cluster and over the blocks in front of this one. Called by the whole block.
-__device__ void find_level(const Params& p, int budget, const int* levels, int2* sums, Shared& s) {
+/// Of the cluster's counts, which lie in every block's `levels`, the sum over the cluster and over the blocks in
+/// front of this one. Called by the whole block, whose cluster waits before a block of it ends.
+__device__ void sum_levels(const Params& p, const int* levels, int2* sums) {
   const int size = Cluster::size(), rank = Cluster::rank();
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   for (int l = static_cast<int>(threadIdx.x); l < p.levels; l += static_cast<int>(blockDim.x)) {
     int of[kMostCluster];
 #pragma unroll
@@ -345,12 +345,40 @@ __device__ void find_level(const Params& p, int budget, const int* levels, int2*
   }
   __syncthreads();
   Cluster::arrive();
+}
+
+/// How many keys of a list are at a level: this GPU's, or those of all.
+__device__ __forceinline__ int keys_at(const Params& p, const int2* sums, std::int64_t list, int level) {
+  if (p.ranks.all == nullptr) return sums[level].x;
+  const std::int64_t lists = std::int64_t{gridDim.x} / Cluster::size() * gridDim.y;
+  int sum = 0;
+  for (int r = 0; r < p.ranks.ranks; ++r) sum += p.ranks.all[(r * lists + list) * p.levels + level];
+  return sum;
+}
+
+/// Of a choice that several GPUs make, what of it is here: the newest of the last level stay, and they are those of
+/// the last ranks. Called by one warp.
+__device__ void take_own(const Params& p, const int2* sums, std::int64_t list, int level, int& nearer,
+                         int& ties) {
+  const std::int64_t lists = std::int64_t{gridDim.x} / Cluster::size() * gridDim.y;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  int own = 0;
+  for (int l = lane; l < level; l += 32) own += sums[l].x;
+  nearer = __reduce_add_sync(~0u, own);
+  for (int r = p.ranks.rank + 1; r < p.ranks.ranks; ++r)
+    ties -= p.ranks.all[(r * lists + list) * p.levels + level];
+  ties = max(0, min(ties, sums[level].x));
+}
+
+/// Finds the level where the list ends from sum_levels. Called by the whole block.
+__device__ void find_level(const Params& p, int budget, std::int64_t list, const int2* sums, Shared& s) {
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   if (warp == 0) {
     const bool counted = p.rule.mode != SignatureRule::Mode::depth;
     int passed = 0, least = -1, limit = p.levels - 1;  // limit: by depth
     int level = -1, nearer = 0, ties = 0;              // by the budget
     for (int first = 0; first < p.levels && (level < 0 || !counted); first += 32) {
-      const int l = first + lane, here = l < p.levels ? sums[l].x : 0;
+      const int l = first + lane, here = l < p.levels ? keys_at(p, sums, list, l) : 0;
       const int up_to = passed + static_cast<int>(scanned(static_cast<unsigned>(here)));
       if (p.rule.mode != SignatureRule::Mode::count) {
         const unsigned some = __ballot_sync(~0u, here > 0);
@@ -377,6 +405,10 @@ __device__ void find_level(const Params& p, int budget, const int* levels, int2*
         }
       }
       passed = __shfl_sync(~0u, up_to, 31);
+    }
+    if (p.ranks.all != nullptr) {
+      if (level < 0) level = p.levels - 1, ties = 1 << 30;  // fewer keys than the budget: all of them
+      take_own(p, sums, list, level, nearer, ties);
     }
     int before = 0;
     for (int l = lane; l < level; l += 32) before += sums[l].y;
@@ -463,14 +495,21 @@ __global__ void __launch_bounds__(kThreads, 2) near_kernel(const __grid_constant
   const int position = p.queries.tokens[query].position;
   const int begin = static_cast<int>(p.rule.sink);
   const int end = static_cast<int>(std::max<std::int64_t>(begin, position + 1 - p.rule.window));
-  const int n = end - begin, budget = p.rule.budget == nullptr ? n : min(p.rule.budget[query], n);
+  const bool alone = p.ranks.own == nullptr && p.ranks.all == nullptr;
+  const int n = end - begin, wanted = p.rule.budget == nullptr ? n : p.rule.budget[query],
+            budget = alone ? min(wanted, n) : wanted;
   const bool counted = p.rule.mode != SignatureRule::Mode::depth;
   if (n <= 0 || (counted && budget <= 0)) {
-    if (rank == 0 && tid == 0) p.counts[list] = 0;
+    if (p.ranks.own != nullptr) {
+      for (int l = rank * threads + tid; l < p.levels; l += size * threads)
+        p.ranks.own[list * p.levels + l] = 0;
+    } else if (rank == 0 && tid == 0) {
+      p.counts[list] = 0;
+    }
     asm volatile("cp.async.wait_all;" ::: "memory");
     return;
   }
-  if (p.rule.mode == SignatureRule::Mode::count && budget >= n) {
+  if (alone && p.rule.mode == SignatureRule::Mode::count && budget >= n) {
     for (std::int64_t i = rank * threads + tid; i < std::min<std::int64_t>(n, p.capacity);
          i += size * threads)
       rows[i] = begin + static_cast<int>(i);
@@ -596,7 +635,13 @@ __global__ void __launch_bounds__(kThreads, 2) near_kernel(const __grid_constant
     }
   }
   Cluster::sync();
-  find_level(p, budget, levels, sums, s);
+  sum_levels(p, levels, sums);
+  if (p.ranks.own != nullptr) {
+    if (rank == 0)
+      for (int l = tid; l < p.levels; l += threads) p.ranks.own[list * p.levels + l] = sums[l].x;
+    return Cluster::wait();
+  }
+  find_level(p, budget, list, sums, s);
   if (rank == 0 && tid == 0)
     p.counts[list] = static_cast<int>(std::min<std::int64_t>(s.nearer + s.ties, p.capacity));
   const int ties = sums[s.level].x;
@@ -706,14 +751,28 @@ void launch_for_planes(const Params& p, int planes, std::int64_t lists, std::int
   }
 }
 
+/// Whether heads that choose together have signatures of their own.
+bool are_apart(const SignatureRule& rule, const Signatures& signatures, int group) {
+  return signatures.per_query_head && !rule.per_query_head && group > 1;
+}
+/// Mismatches of one level.
+int step_of(const SignatureRule& rule, const Signatures& signatures, int group) {
+  const int together = rule.per_query_head ? 1 : group;
+  return !are_apart(rule, signatures, group) && together % 2 == 0 ? 2 : 1;
+}
+
 }  // namespace
+
+int signature_levels(const SignatureRule& rule, const Signatures& signatures, int group) {
+  return 32 * signatures.words * (rule.per_query_head ? 1 : group) / step_of(rule, signatures, group) + 1;
+}
 
 void select_by_signature(const Queries& queries, const float* q, const SignNets& nets,
                          const std::uint32_t* given, const Signatures& signatures, const SignatureRule& rule,
                          std::int64_t max_tokens, std::int32_t* rows, std::int64_t capacity,
-                         std::int32_t* counts, StreamHandle stream) {
+                         std::int32_t* counts, StreamHandle stream, const SignatureRanks& ranks) {
   if (queries.count == 0) return;
-  if (given == nullptr &&
+  if (given == nullptr && ranks.ranks == 1 &&
       select_in_cluster(queries, q, nets, signatures, rule, max_tokens, rows, capacity, counts, stream))
     return;
   const int group = queries.query_heads / queries.layout.kv_heads;
@@ -726,13 +785,14 @@ void select_by_signature(const Queries& queries, const float* q, const SignNets&
               .given = given,
               .signatures = signatures,
               .rule = rule,
+              .ranks = ranks,
               .together = rule.per_query_head ? 1 : group,
               .rows = rows,
               .counts = counts,
               .capacity = capacity};
-  const bool apart = signatures.per_query_head && p.together > 1;
-  p.step = !apart && p.together % 2 == 0 ? 2 : 1;
-  p.levels = 32 * signatures.words * p.together / p.step + 1;
+  const bool apart = are_apart(rule, signatures, group);
+  p.step = step_of(rule, signatures, group);
+  p.levels = signature_levels(rule, signatures, group);
   p.net_weights = nets.weights_of_net(), p.net_biases = nets.biases_of_net(), p.widest = nets.widest();
   int planes = 1;
   while (!apart && p.together / p.step >> planes != 0) ++planes;

@@ -89,6 +89,16 @@ struct SignatureRule {
   bool per_query_head = false;        ///< who chooses: every query head, or the group by its heads' sum
   std::int64_t sink = 0, window = 0;  ///< the far keys of a query lie in [sink, position + 1 - window)
 };
+/// Distances are in [0, levels).
+int signature_levels(const SignatureRule& rule, const Signatures& signatures, int group);
+
+/// Where several GPUs, each of which has a range of the keys, choose together what one GPU would: each first tells how
+/// many of its keys are at each level, and then lists its own of the nearest. The budget is of all of them.
+struct SignatureRanks {
+  std::int32_t* own = nullptr;        // [lists, levels] to be written, and nothing else is done
+  const std::int32_t* all = nullptr;  // [ranks, lists, levels] what all have told; ranges rise with the ranks
+  int rank = 0, ranks = 1;
+};
 
 /// Signs the queries' heads, `q` as the networks want it, and chooses among far keys. `nets` has one network
 /// per query head. `given`, where not null, holds the queries' signatures instead [N, Hq, words]. Rows come
@@ -96,7 +106,8 @@ struct SignatureRule {
 void select_by_signature(const Queries& queries, const float* q /*[N, Hq, d]*/, const SignNets& nets,
                          const std::uint32_t* given, const Signatures& signatures, const SignatureRule& rule,
                          std::int64_t max_tokens, std::int32_t* rows /*[lists, capacity]*/,
-                         std::int64_t capacity, std::int32_t* counts /*[lists]*/, StreamHandle stream);
+                         std::int64_t capacity, std::int32_t* counts /*[lists]*/, StreamHandle stream,
+                         const SignatureRanks& ranks = {});
 
 /// The same where the shapes are those of near_cluster.cu; false, and nothing done, elsewhere.
 bool select_in_cluster(const Queries& queries, const float* q, const SignNets& nets,

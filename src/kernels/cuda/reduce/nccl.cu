@@ -9,7 +9,7 @@
 
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/per_device.h"
-#include "kernels/cuda/reduce/group_sum.h"
+#include "kernels/cuda/reduce/group_exchange.h"
 #include "kernels/cuda/reduce/nccl.h"
 
 namespace lode::cuda {

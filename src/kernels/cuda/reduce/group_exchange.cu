@@ -7,7 +7,7 @@
 
 #include "kernels/cuda/device/hopper.cuh"
 #include "kernels/cuda/device/per_device.h"
-#include "kernels/cuda/reduce/group_sum.h"
+#include "kernels/cuda/reduce/group_exchange.h"
 #include "kernels/cuda/reduce/nccl.h"
 
 namespace lode::cuda {
@@ -19,15 +19,26 @@ constexpr std::int64_t kSmallBytes = std::int64_t{64} << 10;  // larger messages
 constexpr unsigned long long kMostWait = 30'000'000'000ull;   // ns: a rank that is so late has failed
 constexpr int kLooksBetweenStops = 256;                       // the word is in host memory
 
-struct SumParams {
+struct Meeting {
   int ranks = 0, rank = 0;
   const float* parts[kMostRanks] = {};   // of this slot
   unsigned* arrived[kMostRanks] = {};    // [rank that arrived, block]: the last call it arrived for
   unsigned* calls = nullptr;             // [blocks] of this rank that are over
   volatile unsigned* stopped = nullptr;  // host memory
+};
+struct SumParams : Meeting {
   float* to = nullptr;
   std::int64_t count = 0;
   bool add = false;
+};
+struct MergeParams : Meeting {
+  float* to = nullptr;  // [rows, 4 * fours]
+  std::int64_t rows = 0;
+  int fours = 0;
+};
+struct GatherParams : Meeting {
+  float* to = nullptr;  // [ranks, count]
+  std::int64_t count = 0;
 };
 
 __device__ __forceinline__ void store_release(unsigned* at, unsigned value) {
@@ -62,7 +73,9 @@ __device__ __forceinline__ float4 plus(const float4& a, const float4& b) {
 }
 
 /// Thread r tells rank r that this rank's part is there and waits for rank r's.
-__device__ void meet(const SumParams& p, unsigned call) {
+__device__ void meet(const Meeting& p) {
+  const unsigned call = p.calls[blockIdx.x] + 1;
+
   const int other = static_cast<int>(threadIdx.x), block = static_cast<int>(blockIdx.x);
   if (other < p.ranks) {
     __threadfence_system();
@@ -78,15 +91,14 @@ __device__ void meet(const SumParams& p, unsigned call) {
     }
   }
   __syncthreads();
+  if (threadIdx.x == 0) p.calls[blockIdx.x] = call;
 }
 
 template <int kRanks>
 __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ SumParams p, bool early) {
   if (early) release_successor();
   wait_for_predecessor();
-  const unsigned call = p.calls[blockIdx.x] + 1;
-  meet(p, call);
-  if (threadIdx.x == 0) p.calls[blockIdx.x] = call;
+  meet(p);
   const std::int64_t first = std::int64_t{blockIdx.x} * kThreads + threadIdx.x,
                      step = std::int64_t{gridDim.x} * kThreads, fours = p.count / 4;
   auto* const to = reinterpret_cast<float4*>(p.to);
@@ -106,6 +118,49 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ S
     for (int r = 1; r < p.ranks; ++r) sum += load_fresh(p.parts[r] + i);
     p.to[i] = p.add ? p.to[i] + sum : sum;
   }
+}
+
+// A part whose lse is NaN makes the row NaN; what an empty part holds is no number.
+template <int kRanks>
+__global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ MergeParams p, bool early) {
+  if (early) release_successor();
+  wait_for_predecessor();
+  meet(p);
+  const std::int64_t all = p.rows * p.fours, step = std::int64_t{gridDim.x} * kThreads;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < all; i += step) {
+    const std::int64_t row = i / p.fours;
+    float4 part[kRanks], merged = {};
+    float weight[kRanks], peak = -INFINITY, sum = 0.0f;
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r) {
+      weight[r] = -INFINITY;
+      if (r >= p.ranks) continue;
+      part[r] = load_fresh(reinterpret_cast<const float4*>(p.parts[r]) + i);
+      weight[r] = load_fresh(p.parts[r] + 4 * all + row);
+    }
+#pragma unroll
+    for (const float lse : weight) peak = fmaxf(peak, lse);
+    const float base = peak == -INFINITY ? 0.0f : peak;
+#pragma unroll
+    for (float& w : weight) w = expf(w - base), sum += w;
+#pragma unroll
+    for (int r = 0; r < kRanks; ++r) {
+      if (r >= p.ranks || weight[r] == 0.0f) continue;
+      const float w = weight[r] / sum;
+      merged = plus(merged, {w * part[r].x, w * part[r].y, w * part[r].z, w * part[r].w});
+    }
+    reinterpret_cast<float4*>(p.to)[i] = merged;
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    gather_kernel(const __grid_constant__ GatherParams p, bool early) {
+  if (early) release_successor();
+  wait_for_predecessor();
+  meet(p);
+  const std::int64_t step = std::int64_t{gridDim.x} * kThreads;
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < p.count; i += step)
+    for (int r = 0; r < p.ranks; ++r) p.to[r * p.count + i] = load_fresh(p.parts[r] + i);
 }
 
 __global__ void __launch_bounds__(kThreads) add_kernel(const float* from, std::int64_t count, float* to) {
@@ -225,8 +280,11 @@ std::span<const int> DeviceGroup::devices() const {
 const std::string& DeviceGroup::way() const {
   return impl_->way;
 }
+bool DeviceGroup::reads_peers() const {
+  return impl_->peers;
+}
 
-struct GroupSum::Impl {
+struct GroupExchange::Impl {
   const DeviceGroup::Impl& group;
   std::int64_t slot = 0;               ///< numbers from one slot to the next
   std::vector<Buffer> parts;           // [ranks] of [2, slot]
@@ -237,8 +295,9 @@ struct GroupSum::Impl {
   float* part(int rank, int which) const {
     return parts[static_cast<std::size_t>(rank)].as<float>() + which * slot;
   }
-  SumParams params(int rank, int which) const {
-    SumParams p;
+  template <class Params>
+  Params params(int rank, int which) const {
+    Params p;
     p.ranks = ranks();
     p.rank = rank;
     for (int r = 0; r < p.ranks; ++r) {
@@ -249,9 +308,18 @@ struct GroupSum::Impl {
     p.stopped = stopped.as<unsigned>();
     return p;
   }
+  /// A kernel for two, four or the most ranks, for so many threads' worth of work.
+  template <class Params, class Kernel>
+  void launch(const Params& p, std::int64_t work, StreamHandle stream, const Kernel& kernel) const {
+    // On one GPU the kernel behind must not take the room that the other rank needs to come here.
+    const bool early = group.apart;
+    const EarlyLaunch launch(dim3(blocks_for(work, kMostBlocks)), kThreads, 0, 1, stream, early);
+    launch(kernel, p, early);
+  }
 };
 
-GroupSum::GroupSum(const DeviceGroup& group, std::int64_t most) : impl_(new Impl{.group = group.impl()}) {
+GroupExchange::GroupExchange(const DeviceGroup& group, std::int64_t most)
+    : impl_(new Impl{.group = group.impl()}) {
   Impl& m = *impl_;
   m.slot = (most + 63) / 64 * 64;
   m.stopped = PinnedBuffer(sizeof(unsigned));
@@ -260,7 +328,7 @@ GroupSum::GroupSum(const DeviceGroup& group, std::int64_t most) : impl_(new Impl
     const OnDevice here(device);
     const Stream stream;
     const auto zeroed = [&](std::int64_t bytes) {
-      Buffer buffer(bytes, "sums over GPUs");
+      Buffer buffer(bytes, "parts of several GPUs");
       fill(buffer.as<void>(), 0, bytes, stream.get());
       return buffer;
     };
@@ -270,17 +338,18 @@ GroupSum::GroupSum(const DeviceGroup& group, std::int64_t most) : impl_(new Impl
     stream.synchronize();
   }
 }
-GroupSum::~GroupSum() = default;
+GroupExchange::~GroupExchange() = default;
 
-std::int64_t GroupSum::bytes() const {
+std::int64_t GroupExchange::bytes() const {
   const Impl& m = *impl_;
   return m.parts.front().bytes() + m.arrived.front().bytes() + m.calls.front().bytes();
 }
-float* GroupSum::part(int rank, int slot) const {
+float* GroupExchange::part(int rank, int slot) const {
   return impl_->part(rank, slot);
 }
 
-void GroupSum::sum(int rank, int slot, std::int64_t count, float* to, bool add, StreamHandle stream) const {
+void GroupExchange::sum(int rank, int slot, std::int64_t count, float* to, bool add,
+                        StreamHandle stream) const {
   const Impl& m = *impl_;
   LODE_ASSERT(count <= m.slot);
   if (count == 0) return;
@@ -293,23 +362,46 @@ void GroupSum::sum(int rank, int slot, std::int64_t count, float* to, bool add, 
     LODE_LAUNCHED();
     return;
   }
-  SumParams p = m.params(rank, slot);
+  auto p = m.params<SumParams>(rank, slot);
   p.to = to;
   p.count = count;
   p.add = add;
-  // On one GPU the kernel behind must not take the room that the other rank needs to come here.
-  const bool early = m.group.apart;
-  const EarlyLaunch launch(dim3(blocks_for((count + 3) / 4, kMostBlocks)), kThreads, 0, 1, stream, early);
-  if (p.ranks <= 2) return launch(sum_kernel<2>, p, early);
-  if (p.ranks <= 4) return launch(sum_kernel<4>, p, early);
-  launch(sum_kernel<kMostRanks>, p, early);
+  m.launch(p, (count + 3) / 4, stream,
+           p.ranks <= 2   ? sum_kernel<2>
+           : p.ranks <= 4 ? sum_kernel<4>
+                          : sum_kernel<kMostRanks>);
 }
 
-void GroupSum::stop() noexcept {
+void GroupExchange::merge(int rank, int slot, std::int64_t rows, int d, float* to,
+                          StreamHandle stream) const {
+  const Impl& m = *impl_;
+  LODE_ASSERT(rows * (d + 1) <= m.slot && d % 4 == 0 && m.group.peers);
+  if (rows == 0) return;
+  auto p = m.params<MergeParams>(rank, slot);
+  p.to = to;
+  p.rows = rows;
+  p.fours = d / 4;
+  m.launch(p, rows * p.fours, stream,
+           p.ranks <= 2   ? merge_kernel<2>
+           : p.ranks <= 4 ? merge_kernel<4>
+                          : merge_kernel<kMostRanks>);
+}
+
+void GroupExchange::gather(int rank, int slot, std::int64_t count, void* to, StreamHandle stream) const {
+  const Impl& m = *impl_;
+  LODE_ASSERT(count <= m.slot && m.group.peers);
+  if (count == 0) return;
+  auto p = m.params<GatherParams>(rank, slot);
+  p.to = static_cast<float*>(to);
+  p.count = count;
+  m.launch(p, count, stream, gather_kernel);
+}
+
+void GroupExchange::stop() noexcept {
   std::atomic_ref<unsigned>(*impl_->stopped.as<unsigned>()).store(1);
 }
 
-void GroupSum::expect_whole() const {
+void GroupExchange::expect_whole() const {
   if (std::atomic_ref<unsigned>(*impl_->stopped.as<unsigned>()).load() == 0) return;
   throw RunError(
       "a GPU that shares the model failed or was more than 30 s late: this context is lost; read the text "
