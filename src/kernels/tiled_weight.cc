@@ -200,20 +200,26 @@ Take take_of(WeightType type) {
   }
 }
 
-/// Adds one row's 32 codes to the planes of its tile, which were 0.
+/// Adds one row's 32 codes to the planes of its tile, which were 0: four columns at a time, for they lie side by side
+/// there too. A shift takes no bit from one code to the next, since each plane keeps bits of the code alone.
 void put_codes(const TileFormat& format, int row, const std::uint8_t* codes, std::uint8_t* planes) {
   const bool eight = format.bits == 8, four = !eight && (format.bits & 4) != 0,
              two = !eight && (format.bits & 2) != 0, one = !eight && (format.bits & 1) != 0;
   std::uint8_t* const twos = planes + (four ? 256 : 0);
   std::uint8_t* const ones = twos + (two ? 128 : 0);
-  const auto put = [](std::uint8_t& to, int bits) { to = byte_of(to | bits); };
-  for (int i = 0; i < kTileColumns32; ++i) {
-    const int s = i / 4, at = 4 * row + i % 4;
-    int code = codes[i];
-    if (eight) planes[64 * s + at] = codes[i];
-    if (four) put(planes[64 * (s / 2) + at], (code & 15) << (s % 2 * 4)), code >>= 4;
-    if (two) put(twos[64 * (s / 4) + at], (code & 3) << (s % 4 * 2)), code >>= 2;
-    if (one) put(ones[at], (code & 1) << s);
+  const auto put = [row](std::uint8_t* line, std::uint32_t bits) {
+    std::uint32_t there;
+    std::memcpy(&there, line + 4 * row, sizeof there);
+    there |= bits;
+    std::memcpy(line + 4 * row, &there, sizeof there);
+  };
+  for (int s = 0; s < kTileColumns32 / 4; ++s) {
+    std::uint32_t some;
+    std::memcpy(&some, codes + 4 * s, sizeof some);
+    if (eight) put(planes + 64 * s, some);
+    if (four) put(planes + 64 * (s / 2), (some & 0x0f0f0f0f) << (s % 2 * 4)), some >>= 4;
+    if (two) put(twos + 64 * (s / 4), (some & 0x03030303) << (s % 4 * 2)), some >>= 2;
+    if (one) put(ones, (some & 0x01010101) << s);
   }
 }
 
@@ -238,16 +244,15 @@ void put_parts(const TileLayout& layout, int row, const Parts& p, std::uint8_t* 
 }  // namespace
 
 TiledWeight tile_weight(WeightType type, const std::byte* blocks, std::int64_t rows, std::int64_t cols,
-                        ThreadPool& pool) {
+                        HugeArena& arena, ThreadPool& pool) {
   const WeightLayout& stored = layout_of(type);
   const TileLayout layout{tile_format(type)};
   const Take take = take_of(type);
   LODE_ASSERT(take != nullptr && layout.unit_columns() == stored.block && cols % stored.block == 0);
   const std::int64_t tiles = (rows + kTileRows16 - 1) / kTileRows16, bytes = layout.tile_bytes(cols);
-  TiledWeight to{type, rows, cols, {}};
-  to.bytes.resize(static_cast<std::size_t>(tiles * bytes));
+  const std::span<std::byte> to = arena.take(static_cast<std::size_t>(tiles * bytes));
   pool.for_each(tiles, [&](std::int64_t tile, int) {
-    auto* const at = reinterpret_cast<std::uint8_t*>(to.bytes.data() + tile * bytes);
+    auto* const at = reinterpret_cast<std::uint8_t*>(to.data() + tile * bytes);
     const std::int64_t some = std::min<std::int64_t>(kTileRows16, rows - tile * kTileRows16);
     for (int row = 0; row < some; ++row) {
       const auto* from = reinterpret_cast<Bytes>(blocks) + bytes_of(type, (tile * kTileRows16 + row) * cols);
@@ -258,7 +263,7 @@ TiledWeight tile_weight(WeightType type, const std::byte* blocks, std::int64_t r
       }
     }
   });
-  return to;
+  return {type, rows, cols, to};
 }
 
 }  // namespace lode

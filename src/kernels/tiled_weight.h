@@ -4,11 +4,15 @@
 // memory is read in one line. Nothing is lost and next to nothing added: the codes and scales are the file's.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <mutex>
+#include <span>
+#include <utility>
 
-#include "base/huge_pages.h"
+#include "base/huge_arena.h"
 #include "kernels/weight_type.h"
 
 namespace lode {
@@ -113,25 +117,35 @@ struct TileLayout {
 struct TiledWeight {
   WeightType type = WeightType::q8_0;
   std::int64_t rows = 0, cols = 0;
-  HugeVector<std::byte> bytes;  // [ceil(rows / 16), tile_bytes(cols)]
+  std::span<const std::byte> bytes;  // [ceil(rows / 16), tile_bytes(cols)], in an arena
 };
 
-/// `blocks` holds rows as GGUF files do; not of a plain type.
+/// `blocks` holds rows as GGUF files do; not of a plain type. The tiles live as long as `arena`.
 TiledWeight tile_weight(WeightType type, const std::byte* blocks, std::int64_t rows, std::int64_t cols,
-                        ThreadPool& pool);
+                        HugeArena& arena, ThreadPool& pool);
 
 /// Tiles that are made when first asked for: a model that runs on a GPU never needs them.
 class LazyTiles {
  public:
+  /// A model's weights share an arena: an expert's matrix alone is smaller than a huge page.
+  explicit LazyTiles(std::shared_ptr<HugeArena> arena) : arena_(std::move(arena)) {}
+
+  /// Whether get() will find them.
+  bool made() const { return made_.load(std::memory_order_acquire); }
   /// The same arguments at each call; several threads may call.
   const TiledWeight& get(WeightType type, const std::byte* blocks, std::int64_t rows, std::int64_t cols,
                          ThreadPool& pool) {
-    std::call_once(once_, [&] { tiles_ = tile_weight(type, blocks, rows, cols, pool); });
+    std::call_once(once_, [&] {
+      tiles_ = tile_weight(type, blocks, rows, cols, *arena_, pool);
+      made_.store(true, std::memory_order_release);
+    });
     return tiles_;
   }
 
  private:
+  std::shared_ptr<HugeArena> arena_;
   std::once_flag once_;
+  std::atomic<bool> made_{false};
   TiledWeight tiles_;
 };
 

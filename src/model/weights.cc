@@ -258,8 +258,9 @@ ModelWeights ModelWeights::read(WeightFiles&& files, const ModelConfig& c, bool 
   m.files_ = std::move(files.files);
   reorder_heads(m, c, files.gguf && family_of(c).gguf_pairs, m.owned_, pool);
   align(m, m.owned_);
-  for_each_weight(m, [](const std::string&, Weight& w) {
-    if (!is_plain(w.type)) w.tiles = std::make_shared<LazyTiles>();
+  const auto arena = std::make_shared<HugeArena>();
+  for_each_weight(m, [&](const std::string&, Weight& w) {
+    if (!is_plain(w.type)) w.tiles = std::make_shared<LazyTiles>(arena);
   });
   if (c.tied_embeddings) m.output = m.embedding;
   for_each_weight(m, [&](const std::string&, const Weight& w) { m.bytes += bytes_of(w); });

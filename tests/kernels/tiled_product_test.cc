@@ -65,11 +65,12 @@ INSTANTIATE_TEST_SUITE_P(Kernels, TiledProducts, testing::ValuesIn(supported_til
 
 TEST_P(TiledProducts, AreThoseOfTheBlocks) {
   ThreadPool pool(2);
+  HugeArena arena;
   for (const WeightLayout& layout : weight_layouts()) {
     if (is_plain(layout.type)) continue;
     const std::int64_t rows = 37, cols = layout.block == 32 ? 96 : 512, count = 15;
     const std::vector<std::byte> blocks = random_blocks(layout.type, rows, cols);
-    const TiledWeight tiles = tile_weight(layout.type, blocks.data(), rows, cols, pool);
+    const TiledWeight tiles = tile_weight(layout.type, blocks.data(), rows, cols, arena, pool);
     std::vector<float> w(static_cast<std::size_t>(rows * cols));
     dequantise(layout.type, blocks.data(), rows * cols, w.data());
     const RoundedRows x = quantised(random_rows(count, cols), count, cols);
@@ -98,11 +99,12 @@ TEST_P(TiledProducts, AreThoseOfTheBlocks) {
 
 TEST_P(TiledProducts, RowsDoNotDependOnTheirCompany) {
   ThreadPool pool(1);
+  HugeArena arena;
   for (const WeightLayout& layout : weight_layouts()) {
     if (is_plain(layout.type)) continue;
     const std::int64_t rows = 19, cols = 512, count = 16;
     const TiledWeight tiles =
-        tile_weight(layout.type, random_blocks(layout.type, rows, cols).data(), rows, cols, pool);
+        tile_weight(layout.type, random_blocks(layout.type, rows, cols).data(), rows, cols, arena, pool);
     const RoundedRows x = quantised(random_rows(count, cols), count, cols);
     const std::vector<float> all = products(x, 0, count, tiles);
     for (std::int64_t some = 1; some <= count; ++some) {
@@ -139,10 +141,11 @@ TEST_P(TiledProducts, QuantisesWhatHurts) {
 /// The driver over many rows, and float32 activations beside rounded ones.
 TEST(MatmulTiled, ComesCloseToFloat32) {
   ThreadPool pool(2);
+  HugeArena arena;
   for (const WeightType type : {WeightType::q4_1, WeightType::q6_k, WeightType::q8_0}) {
     const std::int64_t rows = 70, cols = 768, count = 75;
     const std::vector<std::byte> blocks = random_blocks(type, rows, cols);
-    const TiledWeight tiles = tile_weight(type, blocks.data(), rows, cols, pool);
+    const TiledWeight tiles = tile_weight(type, blocks.data(), rows, cols, arena, pool);
     std::vector<float> x = random_rows(count, cols);
     for (float& v : x) v = std::tanh(v);
     std::vector<float> exact(static_cast<std::size_t>(count * rows)), again = exact, found = exact;
