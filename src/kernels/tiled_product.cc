@@ -2,6 +2,8 @@
 // Chooses the tiled products that go with the table that kernels() has chosen.
 #include "kernels/tiled_product.h"
 
+#include <algorithm>
+
 #include "kernels/family.h"
 
 namespace lode {
@@ -39,6 +41,17 @@ void RoundedRows::resize(std::int64_t new_rows, std::int64_t new_cols) {
   minus32.resize(count(32));
   sums16.resize(count(16));
   sums32.resize(count(32));
+}
+
+void RoundedRows::copy_row(std::int64_t from, std::int64_t to) {
+  const auto copy = [&](auto& numbers, int each) {
+    const std::int64_t count = cols / each;
+    std::copy_n(numbers.begin() + from * count, count, numbers.begin() + to * count);
+  };
+  copy(high, 1), copy(low, 1);
+  copy(scales, 32);
+  copy(minus16, 16), copy(minus32, 32);
+  copy(sums16, 16), copy(sums32, 32);
 }
 
 std::span<const TiledProductKernels* const> supported_tiled_product_kernels() {

@@ -25,6 +25,7 @@ struct RoundedRows {
   std::vector<std::int32_t> minus16, minus32;  // [rows, cols / 16 or 32] minus the sum of the codes
   std::vector<float> sums16, sums32;           // the same sums, times their scale, not negated
   void resize(std::int64_t rows, std::int64_t cols);
+  void copy_row(std::int64_t from, std::int64_t to);
 };
 
 inline constexpr int kMostInt16 = 127 * 256 + 127;

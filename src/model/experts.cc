@@ -86,45 +86,65 @@ std::vector<Choice> choose_experts(const ExpertPlan& plan, std::span<const float
   return all;
 }
 
-/// Rows of x_ by expert, then by who goes through a product together, then by token.
+/// The tiles of block-quantised experts are made in a layer's first step, all together: otherwise hundreds of tokens
+/// would each wait for some expert that none chose before.
+void Experts::make_ready(std::span<const ExpertWeights> experts, int chosen) {
+  const ExpertWeights& one = experts[static_cast<std::size_t>(chosen)];
+  if (linear_.ready(one.gate) && linear_.ready(one.up) && linear_.ready(one.down)) return;
+  for (const ExpertWeights& e : experts)
+    for (const Weight* w : {&e.gate, &e.up, &e.down}) linear_.make_ready(*w);
+}
+
+/// Sorts rows by expert, then by who goes through a product together, then by token.
 void Experts::sort_rows(std::span<const Choice> choices, std::int64_t tokens) {
   const auto used = static_cast<std::size_t>(plan_.experts.used);
   rows_.assign(choices.size(), 0);
+  token_of_.clear();
   shares_.clear();
   std::vector<std::vector<std::size_t>> of(static_cast<std::size_t>(plan_.experts.count));
   for (std::size_t i = 0; i < choices.size(); ++i)
     of[static_cast<std::size_t>(choices[i].expert)].push_back(i);
-  std::int64_t next = 0;
   for (std::size_t e = 0; e < of.size(); ++e) {
     std::size_t at = 0;
     for (const LinearLayers::Rows& together : linear_.rows()) {
-      Share share{static_cast<int>(e), together.narrow, next, 0};
+      Share share{static_cast<int>(e), together.narrow, std::ssize(token_of_), 0};
       const auto end = static_cast<std::size_t>(std::min(tokens, together.first + together.count));
-      for (; at < of[e].size() && of[e][at] / used < end; ++at, ++share.count) rows_[of[e][at]] = next++;
+      for (; at < of[e].size() && of[e][at] / used < end; ++at, ++share.count) {
+        rows_[of[e][at]] = std::ssize(token_of_);
+        token_of_.push_back(static_cast<std::int64_t>(of[e][at] / used));
+      }
       if (share.count > 0) shares_.push_back(share);
     }
   }
 }
 
-void Experts::multiply(const std::vector<float>& x, std::span<const ExpertWeights> experts,
-                       Weight ExpertWeights::*w, Weight ExpertWeights::*bias, std::vector<float>& out) {
-  const std::int64_t cols = (experts.front().*w).rows;
-  out.resize(rows_.size() * static_cast<std::size_t>(cols));
+/// `projections` share the sorted rows: those of x [n, D] that `order` names, or x where there is none.
+void Experts::multiply(const std::vector<float>& x, std::int64_t n, std::span<const std::int64_t> order,
+                       std::span<const ExpertWeights> experts, std::initializer_list<Projected> projections) {
   std::vector<RowsProduct> products;
-  for (const Share& s : shares_)
-    products.push_back({.w = &(experts[static_cast<std::size_t>(s.expert)].*w),
-                        .first = s.first,
-                        .rows = s.count,
-                        .out = out.data() + s.first * cols,
-                        .narrow = s.narrow});
-  linear_.grouped(x, std::ssize(rows_), products);
+  for (const Projected& p : projections) {
+    const std::int64_t cols = (experts.front().*p.w).rows;
+    p.out->resize(rows_.size() * static_cast<std::size_t>(cols));
+    for (const Share& s : shares_)
+      products.push_back({.w = &(experts[static_cast<std::size_t>(s.expert)].*p.w),
+                          .first = s.first,
+                          .rows = s.count,
+                          .out = p.out->data() + s.first * cols,
+                          .narrow = s.narrow});
+  }
+  linear_.grouped(x, n, products, order);
+  for (const Projected& p : projections) add_biases(experts, p);
+}
+
+void Experts::add_biases(std::span<const ExpertWeights> experts, const Projected& p) {
+  const std::int64_t cols = (experts.front().*p.w).rows;
   for (const Share& s : shares_) {
-    const Weight& b = experts[static_cast<std::size_t>(s.expert)].*bias;
+    const Weight& b = experts[static_cast<std::size_t>(s.expert)].*p.bias;
     if (b.data == nullptr) continue;
     const std::vector<float> numbers = numbers_of(b);
     for (std::int64_t row = s.first; row < s.first + s.count; ++row)
       for (std::int64_t i = 0; i < cols; ++i)
-        out[static_cast<std::size_t>(row * cols + i)] += numbers[static_cast<std::size_t>(i)];
+        (*p.out)[static_cast<std::size_t>(row * cols + i)] += numbers[static_cast<std::size_t>(i)];
   }
 }
 
@@ -141,14 +161,15 @@ void Experts::add(const LayerWeights& w, const std::vector<float>& routed, const
     const std::vector<float> factors = numbers_of(w.apart.factors);
     for (Choice& c : choices) c.weight *= factors[static_cast<std::size_t>(c.expert)];
   }
+  if (choices.empty()) return;
+  make_ready(w.experts, choices.front().expert);
   sort_rows(choices, tokens);
-  x_.resize(choices.size() * static_cast<std::size_t>(d));
-  for (std::size_t i = 0; i < choices.size(); ++i)
-    std::copy_n(h.begin() + static_cast<std::ptrdiff_t>(i) / plan.used * d, d, x_.begin() + rows_[i] * d);
-  multiply(x_, w.experts, &ExpertWeights::gate, &ExpertWeights::gate_bias, gate_);
-  multiply(x_, w.experts, &ExpertWeights::up, &ExpertWeights::up_bias, up_);
+  multiply(h, tokens, token_of_, w.experts,
+           {{&ExpertWeights::gate, &ExpertWeights::gate_bias, &gate_},
+            {&ExpertWeights::up, &ExpertWeights::up_bias, &up_}});
   activate(gate_, up_, std::ssize(choices));
-  multiply(gate_, w.experts, &ExpertWeights::down, &ExpertWeights::down_bias, down_);
+  multiply(gate_, std::ssize(choices), {}, w.experts,
+           {{&ExpertWeights::down, &ExpertWeights::down_bias, &down_}});
   pool_.for_each(tokens, [&](std::int64_t t, int) {
     for (std::int64_t i = t * plan.used; i < (t + 1) * plan.used; ++i) {
       const float weight = choices[static_cast<std::size_t>(i)].weight;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mixtures of experts: which experts each token goes through, and their feed-forwards. Only the weights of experts
-// that a token of the batch chose are read, once for all of its tokens.
+// Mixtures of experts: which experts each token goes through, and their feed-forwards. A step reads only the weights
+// of experts that a token of the batch chose, once for all of its tokens; a layer's first step makes the tiles of all.
 #pragma once
 
 #include <functional>
+#include <initializer_list>
 #include <span>
 #include <vector>
 
@@ -46,17 +47,26 @@ class Experts {
     bool narrow = false;
     std::int64_t first = 0, count = 0;  ///< of the sorted rows
   };
+  /// A projection of all rows: the weights and biases of each expert, and where it goes.
+  struct Projected {
+    Weight ExpertWeights::*w;
+    Weight ExpertWeights::*bias;
+    std::vector<float>* out;  ///< [T * used, w.rows]
+  };
+  void make_ready(std::span<const ExpertWeights> experts, int chosen);
   void sort_rows(std::span<const Choice> choices, std::int64_t tokens);
-  void multiply(const std::vector<float>& x, std::span<const ExpertWeights> experts, Weight ExpertWeights::*w,
-                Weight ExpertWeights::*bias, std::vector<float>& out);
+  void multiply(const std::vector<float>& x, std::int64_t n, std::span<const std::int64_t> order,
+                std::span<const ExpertWeights> experts, std::initializer_list<Projected> projections);
+  void add_biases(std::span<const ExpertWeights> experts, const Projected& p);
 
   const ModelPlan& plan_;
   std::int64_t hidden_;
   LinearLayers& linear_;
   ThreadPool& pool_;
   std::vector<Share> shares_;
-  std::vector<std::int64_t> rows_;  // [T, used]: the sorted row of each choice
-  std::vector<float> logits_, x_, gate_, up_, down_;
+  std::vector<std::int64_t> rows_;      // [T, used]: the sorted row of each choice
+  std::vector<std::int64_t> token_of_;  // [T * used]: the token of each sorted row
+  std::vector<float> logits_, gate_, up_, down_;
 };
 
 }  // namespace lode

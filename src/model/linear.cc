@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "model/linear.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <string>
@@ -88,33 +89,50 @@ void LinearLayers::operator()(const std::vector<float>& x, std::initializer_list
     const Matrix<float> to{out->data(), n, w->rows};
     if (is_plain(w->type))
       multiply_plain(x, *w, *out);
-    else if (exact_ || w->tiles == nullptr)
+    else if (!has_tiles(*w))
       matmul_blocks(rows, w->data, w->type, to, pool_);
     else
-      tiled.push_back({&w->tiles->get(w->type, w->data, w->rows, w->cols, pool_), to});
+      tiled.push_back({&tiles_of(*w), to});
   }
   if (!tiled.empty()) matmul_tiled(rows, tiled, rounded_, pool_);
   for (const auto& [w, bias, out] : projections)
     if (bias != nullptr) add_bias(*bias, n, *out);
 }
 
-void LinearLayers::grouped(const std::vector<float>& x, std::int64_t n,
-                           std::span<const RowsProduct> products) {
+void LinearLayers::make_ready(const Weight& w) {
+  if (has_tiles(w)) tiles_of(w);
+}
+
+void LinearLayers::grouped(const std::vector<float>& x, std::int64_t n, std::span<const RowsProduct> products,
+                           std::span<const std::int64_t> order) {
   std::vector<TiledProduct> tiled;
   std::int64_t cols = 0;
+  const float* input = nullptr;  // of products without tiles
   for (const RowsProduct& p : products) {
     const Weight& w = *p.w;
     if (p.rows == 0) continue;
     cols = w.cols;
     const Matrix<float> to{p.out, p.rows, w.rows};
+    if (has_tiles(w)) {
+      tiled.push_back({&tiles_of(w), to, p.first});
+      continue;
+    }
+    if (input == nullptr) input = order.empty() ? x.data() : put_in_order(x, order, cols);
+    const float* const rows = input + p.first * cols;
     if (is_plain(w.type))
-      multiply(x.data() + p.first * w.cols, w, p.rows, p.out, p.narrow, pool_);
-    else if (exact_ || w.tiles == nullptr)
-      matmul_blocks({x.data() + p.first * w.cols, p.rows, w.cols}, w.data, w.type, to, pool_);
+      multiply(rows, w, p.rows, p.out, p.narrow, pool_);
     else
-      tiled.push_back({&w.tiles->get(w.type, w.data, w.rows, w.cols, pool_), to, p.first});
+      matmul_blocks({rows, p.rows, cols}, w.data, w.type, to, pool_);
   }
-  if (!tiled.empty()) matmul_tiled({x.data(), n, cols}, tiled, rounded_, pool_);
+  if (!tiled.empty()) matmul_tiled({x.data(), n, cols}, tiled, rounded_, pool_, order);
+}
+
+const float* LinearLayers::put_in_order(const std::vector<float>& x, std::span<const std::int64_t> order,
+                                        std::int64_t cols) {
+  in_order_.resize(order.size() * static_cast<std::size_t>(cols));
+  for (std::size_t i = 0; i < order.size(); ++i)
+    std::copy_n(x.begin() + order[i] * cols, cols, in_order_.begin() + static_cast<std::ptrdiff_t>(i) * cols);
+  return in_order_.data();
 }
 
 }  // namespace lode

@@ -29,10 +29,10 @@ struct Projection {
   std::vector<float>* out;
 };
 
-/// Some consecutive rows of a matrix times a weight of their own, as of an expert.
+/// Some consecutive rows of an input times a weight of their own, as of an expert.
 struct RowsProduct {
   const Weight* w = nullptr;
-  std::int64_t first = 0, rows = 0;  ///< of x
+  std::int64_t first = 0, rows = 0;  ///< of the input
   float* out = nullptr;              ///< [rows, w->rows]
   bool narrow = false;               ///< by the kernel for generated tokens
 };
@@ -55,15 +55,25 @@ class LinearLayers {
 
   /// Projections that share their input; block-quantised weights share its rounding too.
   void operator()(const std::vector<float>& x, std::initializer_list<Projection> projections);
-  /// Products of rows of x [n, cols] that share no weights; a weight whose rows are none is not read.
-  void grouped(const std::vector<float>& x, std::int64_t n, std::span<const RowsProduct> products);
+  /// Products of rows of x [n, cols] in one parallel loop, each with a weight of its own; with an `order`, of the rows
+  /// of x that it names. A weight whose rows are none is not read.
+  void grouped(const std::vector<float>& x, std::int64_t n, std::span<const RowsProduct> products,
+               std::span<const std::int64_t> order = {});
+  /// Whether a product with w can begin at once; make_ready() does what is left to do.
+  bool ready(const Weight& w) const { return !has_tiles(w) || w.tiles->made(); }
+  void make_ready(const Weight& w);
 
  private:
+  bool has_tiles(const Weight& w) const { return !exact_ && w.tiles != nullptr; }
+  const TiledWeight& tiles_of(const Weight& w) { return w.tiles->get(w.type, w.data, w.rows, w.cols, pool_); }
+  const float* put_in_order(const std::vector<float>& x, std::span<const std::int64_t> order,
+                            std::int64_t cols);
   void multiply_plain(const std::vector<float>& x, const Weight& w, std::vector<float>& out);
 
   ThreadPool& pool_;
-  RoundedRows rounded_;  // the input of block-quantised products
-  bool exact_;           // they take float32 inputs instead
+  RoundedRows rounded_;          // the input of block-quantised products
+  std::vector<float> in_order_;  // that of others in another order than x
+  bool exact_;                   // they take float32 inputs instead
   std::vector<Rows> rows_;
 };
 

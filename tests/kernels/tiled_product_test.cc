@@ -165,5 +165,34 @@ TEST(MatmulTiled, ComesCloseToFloat32) {
   }
 }
 
+/// Rows of x that products take in an order of their own, some twice, have the bits that they have in place.
+TEST(MatmulTiled, TakesRowsInAnOrder) {
+  ThreadPool pool(2);
+  HugeArena arena;
+  const std::int64_t rows = 40, cols = 2048;
+  const TiledWeight tiles = tile_weight(WeightType::q4_k, random_blocks(WeightType::q4_k, rows, cols).data(),
+                                        rows, cols, arena, pool);
+  const std::vector<float> x = random_rows(5, cols);
+  const Matrix<const float> in(x.data(), 5, cols);
+  RoundedRows scratch;
+  const auto multiply = [&](std::int64_t count, std::span<const std::int64_t> order) {
+    std::vector<float> y(static_cast<std::size_t>(count * rows));
+    const std::int64_t first = count / 2;  // two products: of the rows before it, and from it on
+    const TiledProduct both[] = {{&tiles, {y.data(), first, rows}},
+                                 {&tiles, {y.data() + first * rows, count - first, rows}, first}};
+    matmul_tiled(in, both, scratch, pool, order);
+    return y;
+  };
+  const std::vector<float> in_place = multiply(5, {});
+  for (const std::vector<std::int64_t>& order :
+       {std::vector<std::int64_t>{3}, {0, 0, 0, 0}, {4, 1, 4, 0, 0, 2, 1, 3, 4, 4, 2}}) {
+    const std::vector<float> y = multiply(std::ssize(order), order);
+    for (std::size_t i = 0; i < order.size(); ++i)
+      EXPECT_TRUE(std::equal(in_place.begin() + order[i] * rows, in_place.begin() + (order[i] + 1) * rows,
+                             y.begin() + static_cast<std::ptrdiff_t>(i) * rows))
+          << i << " of " << order.size();
+  }
+}
+
 }  // namespace
 }  // namespace lode

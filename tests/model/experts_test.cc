@@ -5,10 +5,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <limits>
+#include <memory>
 
 #include "base/rng.h"
 #include "base/threads.h"
+#include "kernels/blocks/quantise.h"
+#include "kernels/dequantise.h"
 
 namespace lode {
 namespace {
@@ -72,7 +76,7 @@ TEST(ChooseExperts, NumbersThatAreNoneDoNoHarm) {
 
 /// A layer of experts with random weights, and what one token makes of one expert, plainly.
 struct Layer {
-  static constexpr std::int64_t kHidden = 24, kWidth = 20;
+  static constexpr std::int64_t kHidden = 64, kWidth = 32;
   static constexpr int kExperts = 5;
 
   Layer() {
@@ -92,12 +96,34 @@ struct Layer {
                                  .gate_bias = {},
                                  .up_bias = {},
                                  .down_bias = {}});
+    plain_experts = weights.experts;
+  }
+  /// Experts in blocks and tiles; `numbers` become what the blocks stand for.
+  void quantise_experts() {
+    const auto arena = std::make_shared<HugeArena>();
+    for (ExpertWeights& e : weights.experts)
+      for (Weight* w : {&e.gate, &e.up, &e.down}) {
+        std::vector<float>& x = *std::find_if(numbers.begin(), numbers.end(), [&](const auto& n) {
+          return reinterpret_cast<const std::byte*>(n.data()) == w->data;
+        });
+        const WeightType type = WeightType::q8_0;
+        std::vector<std::byte>& b =
+            blocks.emplace_back(static_cast<std::size_t>(bytes_of(type, std::ssize(x))));
+        ASSERT_TRUE(quantise(type, x.data(), std::ssize(x), b.data()));
+        dequantise(type, b.data(), std::ssize(x), x.data());
+        w->data = b.data(), w->type = type, w->tiles = std::make_shared<LazyTiles>(arena);
+      }
+  }
+  bool tiles_made() const {
+    return std::all_of(weights.experts.begin(), weights.experts.end(), [](const ExpertWeights& e) {
+      return e.gate.tiles->made() && e.up.tiles->made() && e.down.tiles->made();
+    });
   }
   const float* row(const Weight& w, std::int64_t r) const {
     return reinterpret_cast<const float*>(w.data) + r * w.cols;
   }
   std::vector<double> plainly(const float* h, const Choice& choice) const {
-    const ExpertWeights& e = weights.experts[static_cast<std::size_t>(choice.expert)];
+    const ExpertWeights& e = plain_experts[static_cast<std::size_t>(choice.expert)];
     const auto dot = [](const float* a, const auto* b, std::int64_t n) {
       double sum = 0;
       for (std::int64_t i = 0; i < n; ++i) sum += double{a[i]} * static_cast<double>(b[i]);
@@ -126,7 +152,9 @@ struct Layer {
   }
   ModelPlan plan;
   LayerWeights weights;
+  std::vector<ExpertWeights> plain_experts;
   std::vector<std::vector<float>> numbers;
+  std::deque<std::vector<std::byte>> blocks;
 };
 
 std::vector<float> random_rows(std::int64_t tokens) {
@@ -136,8 +164,7 @@ std::vector<float> random_rows(std::int64_t tokens) {
   return h;
 }
 
-TEST(Experts, AddWhatEachTokenChose) {
-  const Layer layer;
+void expect_what_each_token_chose(const Layer& layer, double tolerance) {
   const std::int64_t tokens = 33;
   const std::vector<float> h = random_rows(tokens);
   for (const bool narrow : {true, false}) {
@@ -158,19 +185,41 @@ TEST(Experts, AddWhatEachTokenChose) {
       }
       for (std::int64_t i = 0; i < Layer::kHidden; ++i)
         ASSERT_NEAR(out[static_cast<std::size_t>(t * Layer::kHidden + i)], want[static_cast<std::size_t>(i)],
-                    1e-4);
+                    tolerance);
     }
   }
 }
 
-TEST(Experts, ATokensBitsDoNotDependOnCompany) {
-  const Layer layer;
+TEST(Experts, AddWhatEachTokenChose) {
+  Layer layer;
+  expect_what_each_token_chose(layer, 1e-4);
+  layer.quantise_experts();
+  expect_what_each_token_chose(layer, 1e-3);
+}
+
+void expect_bits_without_company(const Layer& layer) {
   const std::vector<float> h = random_rows(17), together = layer.run(h, 17, true);
   for (std::int64_t t = 0; t < 17; ++t) {
     const std::vector<float> row(h.begin() + t * Layer::kHidden, h.begin() + (t + 1) * Layer::kHidden);
     const std::vector<float> alone = layer.run(row, 1, true);
     EXPECT_TRUE(std::equal(alone.begin(), alone.end(), together.begin() + t * Layer::kHidden)) << t;
   }
+}
+
+TEST(Experts, ATokensBitsDoNotDependOnCompany) {
+  Layer layer;
+  expect_bits_without_company(layer);
+  layer.quantise_experts();
+  expect_bits_without_company(layer);
+}
+
+/// Otherwise a later token would wait for the tiles of an expert that none chose before.
+TEST(Experts, TheFirstStepMakesTheTilesOfAll) {
+  Layer layer;
+  layer.quantise_experts();
+  EXPECT_FALSE(layer.tiles_made());
+  layer.run(random_rows(1), 1, true);
+  EXPECT_TRUE(layer.tiles_made());
 }
 
 TEST(Experts, WeightsThatNobodyChoseAreNotRead) {

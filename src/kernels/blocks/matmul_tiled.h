@@ -13,16 +13,16 @@ namespace lode {
 
 class ThreadPool;
 
-/// A weight and where its products with y.rows rows of x go: y [rows, w.rows].
+/// A weight and where its products with y.rows rows of the input go: y [rows, w.rows].
 struct TiledProduct {
   const TiledWeight* w = nullptr;
   Matrix<float> y;
-  std::int64_t first = 0;  ///< of the rows of x
+  std::int64_t first = 0;  ///< of the rows of the input
 };
 
-/// y = x w^T for each of `products`, which share x; it is rounded once, into `scratch`. A row of y has the same
-/// bits however many rows there are.
+/// y = x w^T for each of `products`, which share their input: the rows of x that `order` names, or x where there is
+/// none. Each row of x is rounded once, into `scratch`. A row of y has the same bits however many rows there are.
 void matmul_tiled(Matrix<const float> x, std::span<const TiledProduct> products, RoundedRows& scratch,
-                  ThreadPool& pool);
+                  ThreadPool& pool, std::span<const std::int64_t> order = {});
 
 }  // namespace lode
