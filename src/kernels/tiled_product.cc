@@ -33,14 +33,14 @@ const KernelFamily<TiledProductKernels>& family() {
 void RoundedRows::resize(std::int64_t new_rows, std::int64_t new_cols) {
   rows = new_rows;
   cols = new_cols;
-  const auto count = [&](int each) { return static_cast<std::size_t>(rows * cols / each); };
-  high.resize(count(1));
-  low.resize(count(1));
-  scales.resize(count(32));
-  minus16.resize(count(16));
-  minus32.resize(count(32));
-  sums16.resize(count(16));
-  sums32.resize(count(32));
+  const auto fit = [&](auto& numbers, int each) {
+    const auto count = static_cast<std::size_t>(rows * cols / each);
+    if (numbers.size() < count) numbers.resize(count);
+  };
+  fit(high, 1), fit(low, 1);
+  fit(scales, 32);
+  fit(minus16, 16), fit(minus32, 32);
+  fit(sums16, 16), fit(sums32, 32);
 }
 
 void RoundedRows::copy_row(std::int64_t from, std::int64_t to) {

@@ -20,10 +20,11 @@ namespace lode {
 /// second part are nearly free where few rows wait for memory.
 struct RoundedRows {
   std::int64_t rows = 0, cols = 0;             // cols: a multiple of 32
-  std::vector<std::int8_t> high, low;          // [rows, cols]; a code is 256 high + low
+  std::vector<std::int8_t> high, low;          // at least [rows, cols]; a code is 256 high + low
   std::vector<float> scales;                   // [rows, cols / 32]
   std::vector<std::int32_t> minus16, minus32;  // [rows, cols / 16 or 32] minus the sum of the codes
   std::vector<float> sums16, sums32;           // the same sums, times their scale, not negated
+  /// Vectors grow alone: a step's inputs differ in size, and growing again would fill them with zeros each time.
   void resize(std::int64_t rows, std::int64_t cols);
   void copy_row(std::int64_t from, std::int64_t to);
 };

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::int64_t kShareBytes = std::int64_t{1} << 15;  // of weights: below, handing out costs more
 constexpr std::int64_t kInputBytes = std::int64_t{1} << 19;  // of x: stays in the second-level cache
-constexpr std::int64_t kSharesPerThread = 8;
+constexpr std::int64_t kSharesPerThread = 32;
 
 /// Some rows of x times some tiles of one weight.
 struct Share {

@@ -7,6 +7,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "kernels/tiled_product.h"
@@ -36,16 +37,23 @@ void quantise_row(const float* x, std::int64_t row, RoundedRows& to) noexcept {
     // A float of 1.5 * 2^23 and more has no fraction: adding it rounds, and leaves the whole number in the low
     // bits.
     constexpr float kRound = 12582912.0f;
-    std::int32_t sums[2] = {0, 0};
+    // In arrays of its own: bytes of `to` could lie anywhere, in x too, and the compiler would take number by number.
+    std::int32_t codes[kTileColumns32];
     for (int i = 0; i < kTileColumns32; ++i) {
       const float scaled = usable ? x[i] * inverse : 0.0f;
-      const std::int32_t code =
-          std::bit_cast<std::int32_t>(scaled + kRound) - std::bit_cast<std::int32_t>(kRound);
-      const std::int32_t upper = (code + 128) >> 8;
-      high[i] = static_cast<std::int8_t>(upper);
-      low[i] = static_cast<std::int8_t>(code - 256 * upper);
+      codes[i] = std::bit_cast<std::int32_t>(scaled + kRound) - std::bit_cast<std::int32_t>(kRound);
     }
-    for (int i = 0; i < kTileColumns32; ++i) sums[i / 16] += 256 * high[i] + low[i];
+    std::int8_t upper[kTileColumns32], lower[kTileColumns32];
+    for (int i = 0; i < kTileColumns32; ++i) {
+      const std::int32_t most = (codes[i] + 128) >> 8;
+      upper[i] = static_cast<std::int8_t>(most);
+      lower[i] = static_cast<std::int8_t>(codes[i] - 256 * most);
+    }
+    std::memcpy(high, upper, sizeof upper);
+    std::memcpy(low, lower, sizeof lower);
+    std::int32_t sums[2] = {0, 0};
+    for (int h = 0; h < 2; ++h)
+      for (int i = 0; i < 16; ++i) sums[h] += codes[16 * h + i];
     to.scales[static_cast<std::size_t>(at)] = scale;
     for (int h = 0; h < 2; ++h) {
       to.minus16[static_cast<std::size_t>(2 * at + h)] = -sums[h];
@@ -60,6 +68,12 @@ void quantise_row(const float* x, std::int64_t row, RoundedRows& to) noexcept {
 constexpr int kLaneRows = Vec::kLanes;
 constexpr std::int64_t kTileAhead =
     4096;  // bytes; beyond the end of the page, where the machine by itself stops
+
+/// Asks for the bytes that lie kTileAhead behind 32 columns, once for all registers' parts of them. A core has few
+/// reads under way at a time (24 on Zen 4): to ask for the 37 lines of 256 columns at once made it wait.
+LODE_INLINE void prefetch_behind(const std::byte* columns, int bytes, int part) {
+  if (part == 0) prefetch(columns + kTileAhead, bytes);
+}
 
 /// The codes of step S (four columns) of 32; `planes` points to this register's rows.
 template <WeightType T, int S>
@@ -180,7 +194,9 @@ LODE_INLINE void add_unit(const Activations<M>& x, std::int64_t block, const std
   const Vec scale = scale_of<T>(unit + 2 * part);
   const Vec minimum = kMinimum ? load_as<DType::f16>(unit + 2 * (kTileRows16 + part)) : set1(0.0f);
   const std::byte* at = unit + kLayout.head_bytes();
+  constexpr int kBlockBytes = kLayout.scale_bytes() + kLayout.code_bytes();
   if constexpr (!kLayout.nested()) {
+    prefetch_behind(unit, kLayout.unit_bytes(), part);
     return add_block<T, M>(
         x, block, at + 4 * part, table,
         [&](int) LODE_INLINE_LAMBDA {
@@ -189,7 +205,8 @@ LODE_INLINE void add_unit(const Activations<M>& x, std::int64_t block, const std
         acc);
   } else {
     const Vec d = scale * set1(kLayout.format.factor), minus = set1(0.0f) - minimum;
-    for (int b = 0; b < 8; ++b, at += kLayout.scale_bytes() + kLayout.code_bytes()) {
+    for (int b = 0; b < 8; ++b, at += kBlockBytes) {
+      prefetch_behind(at, kBlockBytes, part);
       const auto group = [&](int g) LODE_INLINE_LAMBDA {
         GroupScale s = {load_as<DType::q8>(at + kTileRows16 * g + part) * d, minus};
         if constexpr (kMinimum)
@@ -212,7 +229,6 @@ LODE_NOINLINE void tile_times(const RoundedRows& rows, std::int64_t first, const
     unroll<M>([&](auto m) LODE_INLINE_LAMBDA { acc[m] = set1(0.0f); });
     const std::byte* unit = tile;
     for (std::int64_t column = 0; column < rows.cols; column += kLayout.unit_columns()) {
-      if (part == 0) prefetch(unit + kTileAhead, kLayout.unit_bytes());
       add_unit<T, M>(x, column / 32, unit, part, table, acc);
       unit += kLayout.unit_bytes();
     }
