@@ -17,8 +17,9 @@
 namespace lode {
 namespace {
 
-constexpr std::int64_t kGemvRows = 8;    // of x in one gemv call
-constexpr std::int64_t kGemvBlock = 64;  // weight rows of one task
+constexpr std::int64_t kGemvRows = 8;      // of x in one gemv call
+constexpr std::int64_t kGemvBlock = 64;    // weight rows of one task; fewer where threads would have none
+constexpr std::int64_t kGemvTogether = 8;  // weight rows that gemv reads side by side
 
 void stream_weights(Matrix<const float> x, const void* w, DType w_type, std::int64_t n, Matrix<float> y,
                     ThreadPool& pool) {
@@ -31,8 +32,10 @@ void stream_weights(Matrix<const float> x, const void* w, DType w_type, std::int
     for (std::int64_t m = 0; m < x.rows; ++m) std::copy_n(x.data + m * x.stride, k, packed.data() + m * k);
     rows = packed.data();
   }
-  pool.for_each((n + kGemvBlock - 1) / kGemvBlock, [&](std::int64_t block, int) {
-    const std::int64_t begin = block * kGemvBlock, end = std::min(n, begin + kGemvBlock);
+  const std::int64_t share = (n / pool.size() + kGemvTogether - 1) / kGemvTogether * kGemvTogether;
+  const std::int64_t rows_of_task = std::clamp(share, kGemvTogether, kGemvBlock);
+  pool.for_each((n + rows_of_task - 1) / rows_of_task, [&](std::int64_t task, int) {
+    const std::int64_t begin = task * rows_of_task, end = std::min(n, begin + rows_of_task);
     for (std::int64_t m = 0; m < x.rows; m += kGemvRows)
       table.gemv(rows + m * k, static_cast<int>(std::min(kGemvRows, x.rows - m)), w, w_type, k, begin, end,
                  y.data + m * y.stride, y.stride);
