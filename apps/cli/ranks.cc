@@ -68,6 +68,39 @@ void expect_alike(Ranks& all) {
           names[0], names[r], r));
 }
 
+/// Arguments but for the number of threads, which may differ.
+std::vector<std::string> compared(int argc, char** argv) {
+  std::vector<std::string> all;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    if (argument == "--threads" || argument == "-t")
+      ++i;
+    else if (!argument.starts_with("--threads="))
+      all.emplace_back(argument);
+  }
+  return all;
+}
+
+/// Ranks that are asked for different things would wait for one another, or mix what they have.
+void expect_same_arguments(Ranks& all, int argc, char** argv) {
+  constexpr char kBetween = '\0';  // no argument holds it
+  std::string own;
+  for (const std::string& argument : compared(argc, argv)) own += argument + kBetween;
+  const std::vector<std::string> of = all.all_strings(own);
+  for (std::size_t r = 1; r < of.size(); ++r) {
+    if (of[r] == of[0]) continue;
+    const auto differs = static_cast<std::size_t>(std::ranges::mismatch(of[0], of[r]).in1 - of[0].begin());
+    const std::size_t begin = differs == 0 ? 0 : of[0].rfind(kBetween, differs - 1) + 1;
+    const auto argument = [&](const std::string& from) {
+      return begin < from.size() ? "'" + excerpt(from.substr(begin, from.find(kBetween, begin) - begin)) + "'"
+                                 : std::string("none");
+    };
+    throw InputError(
+        fmt::format("expected the same arguments on all ranks, found {} on rank 0 where rank {} has {}",
+                    argument(of[0]), r, argument(of[r])));
+  }
+}
+
 void expect_verb(int argc, char** argv) {
   const std::string_view verb = argc > 1 ? argv[1] : "";
   if (verb.starts_with("-") || std::ranges::find(kVerbs, verb) != kVerbs.end()) return;
@@ -93,6 +126,7 @@ void join_ranks(int argc, char** argv) {
   Ranks& all = *joined().ranks;
   if (all.rank() > 0) silence(STDERR_FILENO);
   expect_verb(argc, argv);
+  expect_same_arguments(all, argc, argv);
   expect_alike(all);
 }
 

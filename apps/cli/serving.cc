@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "base/text.h"
+#include "cluster/rank_prefill.h"
 #include "engine/batch.h"
 #include "engine/memory.h"
 #include "gpu/backend.h"
@@ -121,6 +122,12 @@ serve::EngineOptions options_of(const ServingFlags& flags) {
   return options;
 }
 
+/// Refused before anybody uploads a text.
+void expect_shared_methods(const serve::RankEngine::Models& models, const std::vector<Spec>& specs) {
+  for (const auto& [id, model] : models)
+    for (const Spec& spec : specs) expect_shared_method(model, spec, *ranks());
+}
+
 }  // namespace
 
 std::unique_ptr<serve::EngineBackend> make_backend(const ServingFlags& flags, const CommonFlags& common) {
@@ -130,6 +137,7 @@ std::unique_ptr<serve::EngineBackend> make_backend(const ServingFlags& flags, co
         "several ranks measure no method: new documents are asked by full attention; -a names methods to "
         "index them for");
   const auto models = load_models(flags, common);
+  if (ranks() != nullptr) expect_shared_methods(models, options.library.specs);
   options.library.memory = host_memory(flags);
   if (device_of(common, options.library.kv_type) == Device::cuda) {
     if (ranks() != nullptr) throw InputError("over several ranks: expected --device cpu, found cuda");

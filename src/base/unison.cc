@@ -45,7 +45,8 @@ std::exception_ptr failure_told(const std::string& told, int rank) {
     case kInterrupted:
       return std::make_exception_ptr(Interrupted());
     case kMemory:
-      return std::make_exception_ptr(std::bad_alloc());
+      return rank == 0 ? std::make_exception_ptr(std::bad_alloc())
+                       : std::make_exception_ptr(RankOutOfMemory(rank));
     default:
       return std::make_exception_ptr(RunError(why));
   }

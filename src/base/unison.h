@@ -5,12 +5,23 @@
 
 #include <exception>
 #include <functional>
+#include <new>
 #include <span>
 #include <string>
 
 #include "base/communicator.h"
 
 namespace lode {
+
+/// Another rank has no memory left.
+class RankOutOfMemory : public std::bad_alloc {
+ public:
+  explicit RankOutOfMemory(int rank) : what_("rank " + std::to_string(rank) + ": out of memory") {}
+  const char* what() const noexcept override { return what_.c_str(); }
+
+ private:
+  std::string what_;
+};
 
 /// Of one thread of each rank. All ranks call run() and pause() in the same order.
 class Unison {
@@ -21,7 +32,7 @@ class Unison {
 
   Communicator& ranks() const { return ranks_; }
   /// Runs `body` on all ranks. Where it fails on some, on whatever line, it ends on all, which throw what the first of
-  /// these has thrown: an InputError, Interrupted, bad_alloc, or a RunError. RankLost when they cannot go on.
+  /// these has thrown: an InputError, Interrupted, bad_alloc (of another rank, a RankOutOfMemory), or a RunError. RankLost when they cannot go on.
   void run(const std::function<void()>& body);
   /// From inside of `body`, on all ranks at the same place: lets them do something else together. What `between` throws
   /// it has to throw on all ranks alike.

@@ -305,4 +305,11 @@ Context read_over_ranks(std::shared_ptr<const Model> model, const ContextOptions
   return context;
 }
 
+void expect_shared_method(std::shared_ptr<const Model> model, const Spec& method, Communicator& ranks) {
+  const std::int64_t tokens = std::min<std::int64_t>(model->config().max_positions, 1024);
+  Context context(std::move(model), {.max_tokens = tokens});
+  context.impl().share = {&ranks, tokens, token_share(tokens, ranks.rank(), ranks.size())};
+  context.attach(method);
+}
+
 }  // namespace lode

@@ -40,4 +40,7 @@ Context read_over_ranks(std::shared_ptr<const Model> model, const ContextOptions
                         std::span<const TokenId> tokens, std::span<const Spec> methods, Communicator& ranks,
                         const PrefillWatch& watch = {});
 
+/// InputError for a method whose keys these ranks could not choose together in a text that they read.
+void expect_shared_method(std::shared_ptr<const Model> model, const Spec& method, Communicator& ranks);
+
 }  // namespace lode

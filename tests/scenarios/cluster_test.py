@@ -119,11 +119,19 @@ class ClusterTest(unittest.TestCase):
                                     (["index", "-m", MODEL, "-f", f"{self.folder.name}/text.txt", "-o", "x.lode", "-a", "quest"], "index the text on one machine"),
                                     (["index", "-m", MODEL, "-f", f"{self.folder.name}/text.txt", "-o", "x.lode", "-a", "auto"], "methods by name"),
                                     (["serve", "-m", MODEL, "--contexts", self.folder.name, "-a", "auto"], "methods by name"),
+                                    (["serve", "-m", MODEL, "--contexts", self.folder.name, "-a", "quest"], "expected a method whose keys several ranks choose together"),
                                     (["ask", "nowhere.lode", "Who?"], "nowhere.lode")):
             refused = ranks(2, *arguments)
             self.assertEqual(refused.returncode, 2, refused.stderr)
             self.assertEqual(refused.stderr.count(sentence), 1, refused.stderr)
             self.assertEqual(refused.stdout.strip(), "")
+
+    def test_ranks_with_other_arguments_are_refused(self) -> None:
+        refused = subprocess.run(["mpirun", "--oversubscribe", "-n", "1", PROGRAM, "ask", self.context, "Who?", "-n", "4", "--threads", "1", ":",
+                                  "-n", "1", PROGRAM, "ask", self.context, "Who?", "-n", "5"], env=ENVIRONMENT,
+                                 capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual(refused.returncode, 2, refused.stderr)
+        self.assertEqual(refused.stderr.count("expected the same arguments on all ranks, found '4' on rank 0 where rank 1 has '5'"), 1, refused.stderr)
 
     def test_a_rank_that_stops_is_named_within_seconds(self) -> None:
         with subprocess.Popen(["mpirun", "--oversubscribe", "-n", "2", PROGRAM, "ask", self.context, "-a", "full"],

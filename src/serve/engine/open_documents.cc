@@ -10,6 +10,7 @@
 
 #include "base/out_of_memory.h"
 #include "base/text.h"
+#include "base/unison.h"
 #include "engine/memory.h"
 #include "lodestone/error.h"
 
@@ -422,6 +423,8 @@ void OpenDocuments::open(const std::shared_ptr<Openable>& document) {
     }
   } catch (const OutOfDeviceMemory& error) {
     return opened_in_vain(document, error.what());
+  } catch (const RankOutOfMemory& error) {
+    return opened_in_vain(document, std::string(error.what()) + " while the document was opened");
   } catch (const std::bad_alloc&) {
     return opened_in_vain(document, "out of memory while the document was opened");
   } catch (const ApiError& error) {  // 400: this spec cannot be had, others may be
