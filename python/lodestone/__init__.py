@@ -8,11 +8,11 @@
     answer = document.ask("What is the profession of Clara Whitaker?")
     print(answer.text, answer.work.density)
 
-`attend`, `attend_causal`, `merge`, `top_k` and `Selector` work on arrays of NumPy, PyTorch (CPU) or anything with DLPack.
+`attend`, `attend_causal`, `plan`, `merge`, `top_k` and `Selector` work on arrays of NumPy, PyTorch (CPU) or anything with DLPack.
 `register_method` adds a method that is written in Python. `lodestone.hf` brings the methods to models of transformers,
 `lodestone.lm_eval` to lm-evaluation-harness, and `lodestone.vllm` brings documents to vLLM.
 
-Letters in shapes: S cached tokens, T new tokens, L layers, Hq query heads, Hkv KV heads, d head dimension, V vocabulary.
+Letters in shapes: S cached tokens, T new tokens, B query tokens of a step, L layers, Hq query heads, Hkv KV heads, d head dimension, V vocabulary.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from ._core import (
     Estimate,
     InputError,
     MethodEstimate,
+    Plan,
     RunError,
     Selector,
     Work,
@@ -40,6 +41,7 @@ from ._core import (
     finish,
     merge,
     methods,
+    plan,
     top_k,
 )
 from ._core import Stream as _Stream
@@ -49,8 +51,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
-    "Answer", "ArrayLike", "Citation", "Document", "Estimate", "InputError", "MethodEstimate", "Model", "PythonMethod", "RunError",
-    "Selector", "Sequence", "Work", "attend", "attend_causal", "finish", "merge", "methods", "pipeline", "register_method", "top_k",
+    "Answer", "ArrayLike", "Citation", "Document", "Estimate", "InputError", "MethodEstimate", "Model", "Plan", "PythonMethod",
+    "RunError", "Selector", "Sequence", "Work", "attend", "attend_causal", "finish", "merge", "methods", "pipeline", "plan",
+    "register_method", "top_k",
 ]
 __version__ = "0.2.0"
 

@@ -28,6 +28,25 @@ void check_rows(const Array& array, Name name) {
                               .c_str());
 }
 
+/// An array of T in C order.
+template <class T>
+std::span<const T> numbers(const Array& array, std::size_t dims, Name name, const char* type) {
+  if (array.dtype() != nb::dtype<T>())
+    throw nb::type_error(
+        (std::string(name) + ": expected " + type + ", found another type of number").c_str());
+  if (array.ndim() != dims)
+    throw nb::value_error(
+        (std::string(name) + ": expected " + std::to_string(dims) + " dimensions, found " + shape_text(array))
+            .c_str());
+  std::int64_t stride = 1;
+  for (std::size_t i = dims; i-- > 0;) {
+    if (array.shape(i) > 1 && array.stride(i) != stride)
+      throw nb::value_error((std::string(name) + ": expected a contiguous array").c_str());
+    stride *= static_cast<std::int64_t>(array.shape(i));
+  }
+  return {static_cast<const T*>(array.data()), array.size()};
+}
+
 }  // namespace
 
 Array array_of(const ArrayArgument& argument, Name name) {
@@ -54,19 +73,11 @@ std::string shape_text(const Array& array) {
 }
 
 std::span<const float> floats(const Array& array, std::size_t dims, Name name) {
-  if (array.dtype() != nb::dtype<float>())
-    throw nb::type_error((std::string(name) + ": expected float32, found another type of number").c_str());
-  if (array.ndim() != dims)
-    throw nb::value_error(
-        (std::string(name) + ": expected " + std::to_string(dims) + " dimensions, found " + shape_text(array))
-            .c_str());
-  std::int64_t stride = 1;
-  for (std::size_t i = dims; i-- > 0;) {
-    if (array.shape(i) > 1 && array.stride(i) != stride)
-      throw nb::value_error((std::string(name) + ": expected a contiguous array").c_str());
-    stride *= static_cast<std::int64_t>(array.shape(i));
-  }
-  return {static_cast<const float*>(array.data()), array.size()};
+  return numbers<float>(array, dims, name, "float32");
+}
+
+std::span<const std::int32_t> int32s(const Array& array, std::size_t dims, Name name) {
+  return numbers<std::int32_t>(array, dims, name, "int32");
 }
 
 std::vector<KvRows> kv_heads(const Array& k, const Array& v, std::int64_t tokens) {

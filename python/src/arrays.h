@@ -30,8 +30,10 @@ struct ArrayArgument {
 /// ValueError when its memory is not the CPU's.
 Array array_of(const ArrayArgument& argument, Name name);
 
-/// A float32 array of `dims` dimensions in C order; ValueError otherwise.
+/// A float32 array of `dims` dimensions in C order; TypeError or ValueError otherwise.
 std::span<const float> floats(const Array& array, std::size_t dims, Name name);
+/// The same of int32.
+std::span<const std::int32_t> int32s(const Array& array, std::size_t dims, Name name);
 
 /// Keys and values [Hkv, S, d] of f32, f16 or bf16, one view a head. Rows of a head lie side by side; heads may
 /// lie anywhere (a slice of a larger buffer is fine). The first `tokens` rows, or all when it is negative.
@@ -39,10 +41,10 @@ std::vector<KvRows> kv_heads(const Array& k, const Array& v, std::int64_t tokens
 
 /// A NumPy array that owns `data`.
 template <class T>
-nb::ndarray<nb::numpy, T> numpy(std::vector<T> data, std::initializer_list<std::size_t> shape) {
+nb::ndarray<nb::numpy, T> numpy(std::vector<T> data, const std::vector<std::size_t>& shape) {
   auto* const owned = new std::vector<T>(std::move(data));
   nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return nb::ndarray<nb::numpy, T>(owned->data(), shape, owner);
+  return nb::ndarray<nb::numpy, T>(owned->data(), shape.size(), shape.data(), owner);
 }
 
 std::string shape_text(const Array& array);

@@ -4,7 +4,6 @@
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
-#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -13,37 +12,13 @@
 #include <optional>
 
 #include "arrays.h"
+#include "attention.h"
 #include "lodestone/attend.h"
 #include "module.h"
 
 namespace lode::python {
 
 namespace {
-
-using State = std::pair<nb::ndarray<nb::numpy, float>, nb::ndarray<nb::numpy, float>>;
-
-/// Buffers of a state until they become NumPy arrays.
-struct Buffers {
-  std::vector<float> output, lse;
-  Buffers(std::int64_t rows, std::int64_t d)
-      : output(static_cast<std::size_t>(rows * d)), lse(static_cast<std::size_t>(rows)) {}
-  AttentionState state(std::int64_t d) {
-    return {output.data(), lse.data(), static_cast<std::int64_t>(lse.size()), d};
-  }
-};
-
-float scale_of(std::optional<float> scale, int d) {
-  return scale ? *scale : 1.0f / std::sqrt(static_cast<float>(d));
-}
-
-/// Row numbers, int32 [n] in C order.
-std::span<const std::int32_t> row_numbers(const Array& array) {
-  if (array.dtype() != nb::dtype<std::int32_t>())
-    throw nb::type_error("rows: expected int32, found another type of number");
-  if (array.ndim() != 1 || (array.shape(0) > 1 && array.stride(0) != 1))
-    throw nb::value_error(("rows: expected contiguous arrays [n], found " + shape_text(array)).c_str());
-  return {static_cast<const std::int32_t*>(array.data()), array.shape(0)};
-}
 
 State attend_rows(const ArrayArgument& q_, const ArrayArgument& k_, const ArrayArgument& v_,
                   const std::optional<std::vector<ArrayArgument>>& rows, std::optional<float> scale) {
@@ -55,20 +30,20 @@ State attend_rows(const ArrayArgument& q_, const ArrayArgument& k_, const ArrayA
   std::vector<Array> given;
   if (rows) {
     for (const ArrayArgument& r : *rows) given.push_back(array_of(r, "rows"));
-    for (const Array& r : given) choices.push_back({.runs = {}, .rows = row_numbers(r), .log_weights = {}});
+    for (const Array& r : given)
+      choices.push_back({.runs = {}, .rows = int32s(r, 1, "rows"), .log_weights = {}});
   } else {
     for (std::size_t h = 0; h < kv.size(); ++h)
       choices.push_back({.runs = all, .rows = {}, .log_weights = {}});
   }
   const std::size_t heads = q.shape(0), d = k.shape(2);
-  Buffers out(static_cast<std::int64_t>(heads), static_cast<std::int64_t>(d));
+  Buffers out(heads, d);
   const auto threads = shared_threads();
   {
     const nb::gil_scoped_release release;
-    attend(queries, kv, choices, scale_of(scale, static_cast<int>(d)),
-           out.state(static_cast<std::int64_t>(d)), *threads);
+    attend(queries, kv, choices, scale_of(scale, d), out.state(d), *threads);
   }
-  return {numpy(std::move(out.output), {heads, d}), numpy(std::move(out.lse), {heads})};
+  return to_numpy(std::move(out), {heads}, d);
 }
 
 State attend_prompt(const ArrayArgument& q_, const ArrayArgument& k_, const ArrayArgument& v_,
@@ -77,44 +52,58 @@ State attend_prompt(const ArrayArgument& q_, const ArrayArgument& k_, const Arra
   const auto queries = floats(q, 3, "q");
   const auto kv = kv_heads(k, v);
   const std::size_t tokens = q.shape(0), heads = q.shape(1), d = k.shape(2);
-  Buffers out(static_cast<std::int64_t>(tokens * heads), static_cast<std::int64_t>(d));
+  Buffers out(tokens * heads, d);
   const auto threads = shared_threads();
   {
     const nb::gil_scoped_release release;
-    attend_causal(queries, static_cast<std::int64_t>(tokens), kv, scale_of(scale, static_cast<int>(d)),
-                  out.state(static_cast<std::int64_t>(d)), *threads);
+    attend_causal(queries, static_cast<std::int64_t>(tokens), kv, scale_of(scale, d), out.state(d), *threads);
   }
-  return {numpy(std::move(out.output), {tokens, heads, d}), numpy(std::move(out.lse), {tokens, heads})};
+  return to_numpy(std::move(out), {tokens, heads}, d);
 }
 
-/// Copies a state and checks that output [rows, d] and lse [rows] fit.
-Buffers copied(const Array& output, const Array& lse, Name name) {
-  const auto o = floats(output, 2, name);
-  const auto l = floats(lse, 1, name);
-  if (output.shape(0) != lse.shape(0))
-    throw nb::value_error((std::string(name) + ": expected output [rows, d] and lse [rows], found " +
+using StateArgument = std::pair<ArrayArgument, ArrayArgument>;
+
+std::vector<std::size_t> shape_of(const Array& array) {
+  std::vector<std::size_t> shape;
+  for (std::size_t i = 0; i < array.ndim(); ++i) shape.push_back(array.shape(i));
+  return shape;
+}
+
+/// Copies the state number `index` of a merge; its log-sum-exp must be of `rows`, its output of [rows..., d].
+Buffers copied(const StateArgument& given, std::size_t index, const std::vector<std::size_t>& rows,
+               std::size_t d) {
+  const std::string name = "state " + std::to_string(index);
+  const Array output = array_of(given.first, name.c_str()), lse = array_of(given.second, name.c_str());
+  std::vector<std::size_t> outputs = rows;
+  outputs.push_back(d);
+  if (shape_of(output) != outputs || shape_of(lse) != rows)
+    throw nb::value_error((name + ": expected output [..., d] and lse [...], in all states alike, found " +
                            shape_text(output) + " and " + shape_text(lse))
                               .c_str());
-  Buffers copy(static_cast<std::int64_t>(lse.shape(0)), static_cast<std::int64_t>(output.shape(1)));
+  const auto o = floats(output, output.ndim(), name.c_str());
+  const auto l = floats(lse, lse.ndim(), name.c_str());
+  Buffers copy(l.size(), d);
   std::copy(o.begin(), o.end(), copy.output.begin());
   std::copy(l.begin(), l.end(), copy.lse.begin());
   return copy;
 }
 
-using StateArgument = std::pair<ArrayArgument, ArrayArgument>;
-
-State merge_states(const StateArgument& a_, const StateArgument& b_) {
-  const Array a = array_of(a_.first, "first state"), b = array_of(b_.first, "second state");
-  Buffers left = copied(a, array_of(a_.second, "first state"), "first state"),
-          right = copied(b, array_of(b_.second, "second state"), "second state");
-  if (a.shape(0) != b.shape(0) || a.shape(1) != b.shape(1))
-    throw nb::value_error(
-        ("merge: expected states of one shape, found " + shape_text(a) + " and " + shape_text(b)).c_str());
-  const auto d = static_cast<std::int64_t>(a.shape(1));
-  merge(left.state(d), right.state(d));
-  const std::size_t rows = a.shape(0);
-  return {numpy(std::move(left.output), {rows, static_cast<std::size_t>(d)}),
-          numpy(std::move(left.lse), {rows})};
+State merge_states(const StateArgument& a, const StateArgument& b, const nb::args& more) {
+  std::vector<StateArgument> states = {a, b};
+  for (const nb::handle state : more) {
+    states.emplace_back();
+    if (!nb::try_cast(state, states.back()))
+      throw nb::type_error("merge: expected states (output, log-sum-exp), found something else");
+  }
+  const Array first = array_of(a.first, "state 0");
+  std::vector<std::size_t> rows = shape_of(first);
+  if (rows.empty()) throw nb::value_error("state 0: expected an output [..., d], found a number");
+  const std::size_t d = rows.back();
+  rows.pop_back();
+  Buffers merged = copied(a, 0, rows, d);
+  for (std::size_t i = 1; i < states.size(); ++i)
+    merge(merged.state(d), copied(states[i], i, rows, d).state(d));
+  return to_numpy(std::move(merged), rows, d);
 }
 
 /// Rising indices of the k largest; ties go to the larger index, NaN counts as least.
@@ -163,8 +152,17 @@ void bind_attention(nb::module_& m) {
         "Causal attention of T query tokens; the last sits at the last row of k.\n\n"
         "q: float32 [T, Hq, d]; k, v: [Hkv, S, d] with S >= T.\n"
         "Returns (output float32 [T, Hq, d], log-sum-exp float32 [T, Hq]).");
-  m.def("merge", &merge_states, nb::arg("a"), nb::arg("b"),
-        "Merges the states (output [rows, d], log-sum-exp [rows]) of disjoint sets of keys. Exact.");
+  m.def("merge", &merge_states, nb::arg("a"), nb::arg("b"), nb::arg("more"),
+        nb::sig("def merge(a: tuple[lodestone.ArrayLike, lodestone.ArrayLike], "
+                "b: tuple[lodestone.ArrayLike, lodestone.ArrayLike], "
+                "*more: tuple[lodestone.ArrayLike, lodestone.ArrayLike]) -> "
+                "tuple[numpy.typing.NDArray[numpy.float32], numpy.typing.NDArray[numpy.float32]]"),
+        "Merges attention over disjoint sets of keys, from left to right; no argument changes.\n\n"
+        "Each is a state (output float32 [..., d], log-sum-exp float32 [...], natural logarithm), all of one "
+        "shape.\n"
+        "Returns the state over all of the keys, as exact as float32 is. ValueError for other shapes, "
+        "TypeError for\n"
+        "what is no pair of arrays.");
   m.def("top_k", &top_k, nb::arg("scores"), nb::arg("k"),
         "Rising indices of the k largest of float32 [n]; ties go to the larger index, NaN counts as least.");
 }

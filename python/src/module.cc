@@ -19,6 +19,7 @@ NB_MODULE(_core, m) {
     }
   });
   bind_attention(m);
+  bind_plan(m);
   bind_selector(m);
   bind_method(m);
   bind_models(m);

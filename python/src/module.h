@@ -19,6 +19,7 @@ namespace lode::python {
 namespace nb = nanobind;
 
 void bind_attention(nb::module_& m);
+void bind_plan(nb::module_& m);
 void bind_selector(nb::module_& m);
 void bind_method(nb::module_& m);
 void bind_models(nb::module_& m);

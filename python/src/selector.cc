@@ -3,6 +3,7 @@
 #include "lodestone/selector.h"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -18,6 +19,7 @@
 #include <utility>
 
 #include "arrays.h"
+#include "attention.h"
 #include "kernels/kernels.h"
 #include "lodestone/attend.h"
 #include "lodestone/error.h"
@@ -142,15 +144,17 @@ class PySelector {
     return sets;
   }
 
-  nb::ndarray<nb::numpy, float> attend_block(const ArrayArgument& q_, std::int64_t begin,
-                                             const ArrayArgument& k, const ArrayArgument& v) {
+  State attend_block(const ArrayArgument& q_, std::int64_t begin, const ArrayArgument& k,
+                     const ArrayArgument& v) {
     const Array q = array_of(q_, "q");
-    std::vector<float> output(q.size());
-    float* const to = output.data();
+    floats(q, 3, "q");
+    const std::size_t tokens = q.shape(0), heads = q.shape(1), d = q.shape(2);
+    Buffers out(tokens * heads, d);
+    float *const output = out.output.data(), *const lse = out.lse.data();
     run(q_, begin, k, v, [&](const QueryBlock& block) {
-      attend(*selector_, {&block, 1}, geometry_, {&to, 1});
+      attend(*selector_, {&block, 1}, geometry_, {&output, 1}, {&lse, 1});
     });
-    return numpy(std::move(output), {q.shape(0), q.shape(1), q.shape(2)});
+    return to_numpy(std::move(out), {tokens, heads}, d);
   }
 
   /// What all layers decide together (MethodInfo::finish), each over its own keys.
@@ -325,8 +329,21 @@ void bind_selector(nb::module_& m) {
            "Far keys of query tokens q [T, Hq, d] at positions begin, begin + 1, ...; k and v hold the\n"
            "queries' own rows too. A list of (kv_head, query_heads, token_begin, token_end, rows,\n"
            "log_weights).")
-      .def("attend", &PySelector::attend_block, nb::arg("q"), nb::arg("begin"), nb::arg("k"), nb::arg("v"),
-           "Attention over sink, window and the chosen keys: float32 [T, Hq, d].")
+      .def(
+          "attend",
+          [](PySelector& self, const ArrayArgument& q, std::int64_t begin, const ArrayArgument& k,
+             const ArrayArgument& v, Literal<false>) { return self.attend_block(q, begin, k, v).first; },
+          nb::arg("q"), nb::arg("begin"), nb::arg("k"), nb::arg("v"), nb::arg("return_lse") = false,
+          "Attention of query tokens over sink, window and the keys that the method chooses for them.\n\n"
+          "q, begin, k, v: as select() takes them.\n"
+          "Returns the output, float32 [T, Hq, d]; with return_lse=True also the log-sum-exp, float32 [T, "
+          "Hq],\n"
+          "natural logarithm, of the scores that were attended to: merge() takes both.")
+      .def(
+          "attend",
+          [](PySelector& self, const ArrayArgument& q, std::int64_t begin, const ArrayArgument& k,
+             const ArrayArgument& v, Literal<true>) { return self.attend_block(q, begin, k, v); },
+          nb::arg("q"), nb::arg("begin"), nb::arg("k"), nb::arg("v"), nb::arg("return_lse"))
       .def_prop_ro("wants_prompt", &PySelector::wants_prompt, "Whether observe() is of use.")
       .def_prop_ro("spec", &PySelector::spec)
       .def_prop_ro("sink", &PySelector::sink)

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "attend/attend.h"
+#include "attend/given_heads.h"
 #include "base/threads.h"
 #include "kernels/kernels.h"
 #include "kernels/rope.h"
@@ -12,9 +13,6 @@
 
 namespace lode {
 
-namespace {
-
-/// Query heads of [tokens, Hq, d] queries over these KV heads; InputError when the shapes do not fit.
 int query_heads_of(std::size_t numbers, std::span<const KvRows> kv, std::int64_t tokens) {
   if (kv.empty()) throw InputError("attend: expected at least one KV head, found none");
   const int d = kv.front().d;
@@ -31,6 +29,8 @@ int query_heads_of(std::size_t numbers, std::span<const KvRows> kv, std::int64_t
         kv.size(), d, numbers, tokens));
   return static_cast<int>(heads);
 }
+
+namespace {
 
 void check_choice(const KeyChoice& choice, std::int64_t rows) {
   if (!choice.log_weights.empty() && choice.log_weights.size() != choice.rows.size())
@@ -113,14 +113,14 @@ void attend_causal(std::span<const float> q, std::int64_t tokens, std::span<cons
 }
 
 void attend(Selector& selector, std::span<const QueryBlock> blocks, const LayerGeometry& geometry,
-            std::span<float* const> outputs) {
+            std::span<float* const> outputs, std::span<float* const> lse) {
   if (geometry.pool == nullptr)
     throw InputError("attend: expected threads in the geometry (make_threads), found none");
   for (const QueryBlock& block : blocks)
     selector.append(block.sequence, block.kv, block.far_end(block.tokens - 1, geometry.dense));
   Selection selection;
   selector.select(blocks, selection);
-  attend(blocks, selection, geometry, outputs, {});
+  attend(blocks, selection, geometry, outputs, {}, lse);
 }
 
 }  // namespace lode

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// What attention gives to Python.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "arrays.h"
+#include "lodestone/attention.h"
+
+namespace lode::python {
+
+/// Output [..., d] and log-sum-exp [...].
+using State = std::pair<nb::ndarray<nb::numpy, float>, nb::ndarray<nb::numpy, float>>;
+/// An argument that must be True, or False: type checkers then know what a function with return_lse gives.
+template <bool kValue>
+struct Literal {};
+
+/// Buffers of a state until they become NumPy arrays.
+struct Buffers {
+  std::vector<float> output, lse;
+  Buffers(std::size_t rows, std::size_t d) : output(rows * d), lse(rows) {}
+  AttentionState state(std::size_t d) {
+    return {output.data(), lse.data(), static_cast<std::int64_t>(lse.size()), static_cast<std::int64_t>(d)};
+  }
+};
+
+/// Arrays of `rows` (the log-sum-exp's shape) and [rows..., d].
+inline State to_numpy(Buffers buffers, std::vector<std::size_t> rows, std::size_t d) {
+  auto lse = numpy(std::move(buffers.lse), rows);
+  rows.push_back(d);
+  return {numpy(std::move(buffers.output), rows), std::move(lse)};
+}
+
+/// 1 / sqrt(d) unless it is given.
+inline float scale_of(std::optional<float> scale, std::size_t d) {
+  return scale ? *scale : 1.0f / std::sqrt(static_cast<float>(d));
+}
+
+}  // namespace lode::python
+
+namespace nanobind::detail {
+
+template <bool kValue>
+struct type_caster<lode::python::Literal<kValue>> {
+  NB_TYPE_CASTER(lode::python::Literal<kValue>,
+                 const_name<kValue>("typing.Literal[True]", "typing.Literal[False]"))
+  bool from_python(handle source, std::uint8_t, cleanup_list*) noexcept {
+    return source.ptr() == (kValue ? Py_True : Py_False);
+  }
+};
+
+}  // namespace nanobind::detail
