@@ -89,7 +89,7 @@ class Model:
         return self._model.encode(text, bos)
 
     def decode(self, tokens: _Many[int]) -> str:
-        """The text of token ids, special tokens left out."""
+        """The text of token ids, special tokens left out. InputError for ids that the model does not have."""
         return self._model.decode(list(tokens))
 
     def estimate(
@@ -97,7 +97,8 @@ class Model:
     ) -> Estimate:
         """What a document of so many tokens would take, measured on this machine for a few seconds.
 
-        question: tokens of a question; folder: where its file would lie.
+        specs: attention specs to measure; question: tokens of a question; kv_type: f32, f16, bf16 or q8; folder: where its file
+        would lie. InputError for unknown specs.
         """
         return self._model.estimate(tokens, _many(specs), question, kv_type, os.fspath(folder))
 
@@ -137,6 +138,7 @@ class Answer:
 
     @property
     def text(self) -> str:
+        """All of it, without the stop; waits until the answer has ended, and raises what made it fail."""
         return self._stream.text
 
     @property
@@ -202,13 +204,17 @@ class Document:
         """Reads a text with full attention and indexes it for `specs`; 'auto' among them measures methods on the text itself.
 
         progress(tokens_done, tokens, layers_indexed, layers) is called between chunks. kv_type: f32, f16, bf16 or q8.
-        max_tokens: document, question and answer together, 0 = the model's own limit.
+        max_tokens: document, question and answer together, 0 = the model's own limit. seed: of methods that draw numbers.
+        InputError when the text is longer, or a spec is unknown; KeyboardInterrupt on Ctrl-C.
         """
         return cls(_Document.read(model._model, text, _many(specs), kv_type, max_tokens, seed, progress))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Model, specs: _Many[str] = ()) -> Document:
-        """Opens a .lode file; keys and values are mapped, not read. Builds indexes of `specs` that it lacks."""
+        """Opens a .lode file; keys and values are mapped, not read. Builds indexes of `specs` that it lacks.
+
+        InputError when it is of another model, or not whole.
+        """
         return cls(_Document.load(os.fspath(path), model._model, _many(specs)))
 
     @classmethod
@@ -239,7 +245,7 @@ class Document:
         return self._document.kv(layer)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a .lode file, whole or not at all."""
+        """Writes a .lode file, whole or not at all. InputError for a path that cannot be written, RunError when the disk is full."""
         self._document.save(os.fspath(path))
 
     def ask(
@@ -257,11 +263,14 @@ class Document:
     ) -> Answer:
         """Asks a question. `stream=True` returns at once; iterate over the answer.
 
+        max_new_tokens: of the answer at most; stop: texts that end it, left out; temperature: 0 = the likeliest token always;
+        seed: of the draws at other temperatures.
         attention: one of `methods`, 'full', or 'auto': the cheapest method that was measured on the document and found good, or
         full; where none was measured, the first that it is indexed for, else full.
         template: a text with {question} in it; None = the question form of the shipped model, which ends at a line's end.
         exact: tokens are drafted by `attention` and verified by full attention: greedy answers are those of `full`.
         sources: find the passages that the answer rests on (Answer.sources); costs time at each token.
+        InputError when the document is not indexed for `attention`, or has no room for question and answer.
         """
         answer = Answer(
             _Stream(self._document, question, attention, max_new_tokens, _many(stop), temperature, seed, template, exact, sources)
@@ -320,12 +329,15 @@ class Sequence:
     """A branch of a document that is fed token by token: its own keys behind the document's, which it shares."""
 
     def __init__(self, document: Document, attention: str = "auto", max_tokens: int = 0) -> None:
-        """attention: one of the document's methods, 'full' or 'auto'; max_tokens: of its own, 0 = what the document has room for."""
+        """attention: one of the document's methods, 'full' or 'auto'; max_tokens: of its own, 0 = what the document has room for.
+
+        InputError for another method.
+        """
         self._sequence = _Sequence(document._document, attention, max_tokens)
         self._eos = document._eos
 
     def forward(self, tokens: _Many[int]) -> NDArray[np.float32]:
-        """Appends tokens and gives their logits, float32 [T, V]."""
+        """Appends tokens and gives their logits, float32 [T, V]. InputError when there is no room, or for ids outside of [0, V)."""
         return self._sequence.forward(list(tokens))
 
     def generate(self, prompt: _Many[int], max_new_tokens: int = 128) -> Iterator[int]:
@@ -340,7 +352,7 @@ class Sequence:
                 logits = self.forward([token])[-1]
 
     def roll_back(self, tokens: int) -> None:
-        """Back to so many tokens, the document's included."""
+        """Back to so many tokens, the document's included. InputError when they are fewer than the document's, or more than there are."""
         self._sequence.roll_back(tokens)
 
     @property

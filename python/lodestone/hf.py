@@ -196,13 +196,15 @@ class HfDocument:
 
     @property
     def tokens(self) -> int:
+        """How many tokens it has."""
         return int(self.input_ids.shape[1])
 
     def ask(self, question_ids: torch.Tensor, max_new_tokens: int | None = None, **generate: Any) -> torch.Tensor:
         """Generates after the document and the question [1, n]; returns the new tokens [m] and rolls the cache back.
 
         `generate` takes what transformers' generate() takes, for one sequence; without a generation_config of its own the answer is
-        greedy and has at most 64 tokens. Threads take turns.
+        greedy and has at most 64 tokens. Threads take turns. InputError for ids that the model does not have, and for beam search,
+        drafts and whatever reads the document once more.
         """
         self.attached.check_ids("ask", "question ids [1, n], n > 0", question_ids)
         for name in ("input_ids", "inputs", "inputs_embeds", "attention_mask", "position_ids", "cache", "past_key_values"):
@@ -408,7 +410,10 @@ class Attached:
 
     @torch.no_grad()
     def read(self, input_ids: torch.Tensor, chunk: int = 512) -> HfDocument:
-        """Prefills ids [1, tokens] with dense attention in chunks, and indexes them."""
+        """Prefills ids [1, tokens] with dense attention in chunks of so many tokens, and indexes them.
+
+        InputError for other shapes, and ids that the model does not have.
+        """
         self.check_ids("read", "ids [1, tokens] of one sequence", input_ids)
         if chunk < 1:
             raise InputError(f"read: expected a chunk of 1 token or more, found {chunk}")
@@ -420,7 +425,10 @@ class Attached:
 
     @torch.no_grad()
     def logits(self, input_ids: torch.Tensor, sparse_tokens: int) -> torch.Tensor:
-        """Logits [1, T, V] of ids [1, T] whose last `sparse_tokens` attend by the spec, the ones before densely."""
+        """Logits [1, T, V] of ids [1, T] whose last `sparse_tokens` attend by the spec, the ones before densely.
+
+        InputError for other shapes, ids that the model does not have, and sparse_tokens below 1.
+        """
         self.check_ids("logits", "ids [1, T]", input_ids)
         if sparse_tokens < 1:
             raise InputError(f"logits: expected sparse_tokens of 1 or more, found {sparse_tokens}")
@@ -434,7 +442,7 @@ class Attached:
         return torch.cat([first, last], dim=1)
 
     def load(self, path: str | os.PathLike[str]) -> HfDocument:
-        """Opens what HfDocument.save wrote for this model, and indexes it."""
+        """Opens what HfDocument.save wrote for this model, and indexes it. InputError for a file of another model, or not whole."""
         from safetensors import SafetensorError, safe_open
 
         where = os.fspath(path)
@@ -496,7 +504,8 @@ def _names(prefix: str, *tables: dict[str, Any]) -> set[str]:
 def attach(model: PreTrainedModel, spec: str) -> Attached:
     """Makes `model` attend by `spec` ('kmeans:probes=16', 'full', ...) after documents that Attached.read has indexed.
 
-    The model computes as before everywhere else: without an indexed cache its attention is SDPA.
+    The model computes as before everywhere else: without an indexed cache its attention is SDPA. InputError for an unknown spec, a
+    model on another device, and attention that SDPA cannot compute; a warning where RoPE turns only a part of each head.
     """
     return Attached(model, spec)
 

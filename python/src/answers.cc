@@ -148,16 +148,19 @@ class Stream {
 
 void bind_work(nb::module_& m) {
   nb::class_<WorkReport>(m, "Work", "What the sparse part of an answer read, counted as if decoded alone.")
-      .def_ro("kv_bytes", &WorkReport::kv_bytes)
-      .def_ro("selector_bytes", &WorkReport::selector_bytes)
-      .def_ro("full_bytes", &WorkReport::full_bytes, "What full attention would have read.")
-      .def_ro("far_keys", &WorkReport::far_keys)
-      .def_ro("far_total", &WorkReport::far_total)
-      .def_ro("tokens", &WorkReport::tokens)
+      .def_ro("kv_bytes", &WorkReport::kv_bytes, "Bytes of keys and values read.")
+      .def_ro("selector_bytes", &WorkReport::selector_bytes, "Bytes of indexes and keys read to choose.")
+      .def_ro("full_bytes", &WorkReport::full_bytes,
+              "Bytes of keys and values that full attention would have read.")
+      .def_ro("far_keys", &WorkReport::far_keys, "Keys outside of sink and window that were attended to.")
+      .def_ro("far_total", &WorkReport::far_total, "Keys outside of sink and window.")
+      .def_ro("tokens", &WorkReport::tokens, "Tokens of the question and of the answer.")
       .def_ro("sparse_tokens", &WorkReport::sparse_tokens,
               "Tokens times layers that went through a selector.")
-      .def_prop_ro("density", &WorkReport::density, "Bytes read over full attention's.")
-      .def_prop_ro("selectivity", &WorkReport::selectivity, "Far keys attended over all far keys.");
+      .def_prop_ro("density", &WorkReport::density,
+                   "(kv_bytes + selector_bytes) / full_bytes; 1 when nothing was read.")
+      .def_prop_ro("selectivity", &WorkReport::selectivity,
+                   "far_keys / far_total; 1 when there are no far keys.");
 }
 
 void bind_citation(nb::module_& m) {
@@ -165,13 +168,13 @@ void bind_citation(nb::module_& m) {
       .def_ro("cited_text", &Citation::cited_text, "Whole sentences, as they stand in the text.")
       .def_ro("document_title", &Citation::document_title, "Its file's path; empty: not known.")
       .def_ro("start_page_number", &Citation::start_page, "From 1; 0: the file has no pages.")
-      .def_ro("end_page_number", &Citation::end_page)
+      .def_ro("end_page_number", &Citation::end_page, "From 1; 0: the file has no pages.")
       .def_ro("start_char_index", &Citation::start_char, "Characters of the file's text before it.")
-      .def_ro("end_char_index", &Citation::end_char)
-      .def_ro("line", &Citation::line, "Where it begins, from 1.")
+      .def_ro("end_char_index", &Citation::end_char, "Characters of the file's text up to its end.")
+      .def_ro("line", &Citation::line, "Where it begins, from 1; of the page, if there are pages.")
       .def_ro("weight", &Citation::weight, "Share of the sharp attention that the question explains, 0 to 1.")
-      .def_ro("token_begin", &Citation::token_begin)
-      .def_ro("token_end", &Citation::token_end)
+      .def_ro("token_begin", &Citation::token_begin, "Its first token in the document, from 0.")
+      .def_ro("token_end", &Citation::token_end, "One past its last token.")
       .def("__repr__", [](const Citation& c) { return "Citation(" + c.cited_text + ")"; });
 }
 

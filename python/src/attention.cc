@@ -146,12 +146,19 @@ void bind_attention(nb::module_& m) {
       "q: float32 [Hq, d]; k, v: float32, float16 or bfloat16 [Hkv, S, d], keys after RoPE;\n"
       "rows: one int32 array of rising row numbers for each KV head (or each query head); None = all keys;\n"
       "scale: of q.k, 1/sqrt(d) by default.\n"
-      "Returns (output float32 [Hq, d], log-sum-exp float32 [Hq]); the empty set is (0, -inf).");
-  m.def("attend_causal", &attend_prompt, nb::arg("q"), nb::arg("k"), nb::arg("v"),
-        nb::arg("scale") = nb::none(),
-        "Causal attention of T query tokens; the last sits at the last row of k.\n\n"
-        "q: float32 [T, Hq, d]; k, v: [Hkv, S, d] with S >= T.\n"
-        "Returns (output float32 [T, Hq, d], log-sum-exp float32 [T, Hq]).");
+      "Returns (output float32 [Hq, d], log-sum-exp float32 [Hq], natural logarithm); the empty set is (0, "
+      "-inf).\n"
+      "InputError when rows do not rise or do not exist, ValueError when shapes do not fit, TypeError for "
+      "other\n"
+      "types of number. For lists that several layers share, plan() checks them once.");
+  m.def(
+      "attend_causal", &attend_prompt, nb::arg("q"), nb::arg("k"), nb::arg("v"),
+      nb::arg("scale") = nb::none(),
+      "Causal attention of T query tokens; the last sits at the last row of k.\n\n"
+      "q: float32 [T, Hq, d]; k, v: float32, float16 or bfloat16 [Hkv, S, d] with S >= T, keys after RoPE;\n"
+      "scale: of q.k, 1/sqrt(d) by default.\n"
+      "Returns (output float32 [T, Hq, d], log-sum-exp float32 [T, Hq], natural logarithm).\n"
+      "ValueError when shapes do not fit, TypeError for other types of number.");
   m.def("merge", &merge_states, nb::arg("a"), nb::arg("b"), nb::arg("more"),
         nb::sig("def merge(a: tuple[lodestone.ArrayLike, lodestone.ArrayLike], "
                 "b: tuple[lodestone.ArrayLike, lodestone.ArrayLike], "
@@ -164,7 +171,9 @@ void bind_attention(nb::module_& m) {
         "TypeError for\n"
         "what is no pair of arrays.");
   m.def("top_k", &top_k, nb::arg("scores"), nb::arg("k"),
-        "Rising indices of the k largest of float32 [n]; ties go to the larger index, NaN counts as least.");
+        "Rising indices, int32, of the k largest of float32 [n], or of all when k > n; ties go to the larger "
+        "index, NaN\n"
+        "counts as least. ValueError when k < 0.");
 }
 
 }  // namespace lode::python

@@ -9,8 +9,10 @@ namespace lode::python {
 NB_MODULE(_core, m) {
   m.doc() = "Attention as vector retrieval over the KV cache.";
   // Raised last are tried first.
-  nb::exception<RunError>(m, "RunError", PyExc_RuntimeError);
-  nb::exception<InputError>(m, "InputError", PyExc_ValueError);
+  nb::exception<RunError>(m, "RunError", PyExc_RuntimeError).doc() =
+      "A failure of the machine: memory, disk, threads of a fork.";
+  nb::exception<InputError>(m, "InputError", PyExc_ValueError).doc() =
+      "Wrong input. Its sentence says what was expected, what was found and where.";
   nb::register_exception_translator([](const std::exception_ptr& p, void*) {
     try {
       std::rethrow_exception(p);

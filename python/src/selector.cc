@@ -312,23 +312,41 @@ void bind_selector(nb::module_& m) {
   nb::class_<PySelector>(m, "Selector",
                          "A method's index over one layer's keys, and the choice of keys for queries.\n\n"
                          "Calls take turns; the GIL is released while they compute.")
-      .def(
-          nb::init<const std::string&, int, int, int, int, std::optional<float>,
-                   const std::optional<ArrayArgument>&, float, std::uint64_t>(),
-          nb::arg("spec"), nb::arg("query_heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
-          nb::arg("layer") = 0, nb::arg("scale") = nb::none(), nb::arg("inverse_frequencies") = nb::none(),
-          nb::arg("attention_scaling") = 1.0f, nb::arg("seed") = 0,
-          "spec: 'name:key=value,...'; inverse_frequencies: float32 [d/2], RoPE's radians per position, for\n"
-          "methods that look at keys before RoPE; without them keys are taken as they are.")
+      .def(nb::init<const std::string&, int, int, int, int, std::optional<float>,
+                    const std::optional<ArrayArgument>&, float, std::uint64_t>(),
+           nb::arg("spec"), nb::arg("query_heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
+           nb::arg("layer") = 0, nb::arg("scale") = nb::none(), nb::arg("inverse_frequencies") = nb::none(),
+           nb::arg("attention_scaling") = 1.0f, nb::arg("seed") = 0,
+           "spec: 'name:key=value,...', a sparse method; query_heads: 1 to 16 times kv_heads; head_dim: "
+           "even;\n"
+           "layer: its number in the model, from 0; scale: of q.k, 1/sqrt(head_dim) by default;\n"
+           "inverse_frequencies: float32 [d/2], RoPE's radians per position, for methods that look at keys "
+           "before\n"
+           "RoPE; without them keys are taken as they are; attention_scaling: RoPE's factor of keys and "
+           "queries\n"
+           "(YaRN); seed: of methods that draw numbers.\n"
+           "InputError names what a spec may say, and heads that do not fit.")
       .def("observe", &PySelector::observe, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("begin"),
-           "Shows a chunk of the prompt, after RoPE: q float32 [T, Hq, d], k and v float32 [T, Hkv, d].")
+           "Shows a chunk of the prompt, after RoPE, to methods that want it (wants_prompt).\n\n"
+           "q: float32 [T, Hq, d]; k, v: float32 [T, Hkv, d]; begin: position of the first token.\n"
+           "ValueError when shapes or positions do not fit.")
       .def("build", &PySelector::build, nb::arg("k"), nb::arg("v"),
-           "Indexes keys [Hkv, S, d]; replaces what was there.")
-      .def("roll_back", &PySelector::roll_back, nb::arg("tokens"), "Forgets keys at and beyond `tokens`.")
+           "Indexes a document's keys and values; replaces what was there. Copies what it needs.\n\n"
+           "k, v: float32, float16 or bfloat16 [Hkv, S, d], keys after RoPE at positions 0 to S - 1.")
+      .def("roll_back", &PySelector::roll_back, nb::arg("tokens"),
+           "Forgets the keys at position `tokens` and beyond. InputError below 0.")
       .def("select", &PySelector::select, nb::arg("q"), nb::arg("begin"), nb::arg("k"), nb::arg("v"),
-           "Far keys of query tokens q [T, Hq, d] at positions begin, begin + 1, ...; k and v hold the\n"
-           "queries' own rows too. A list of (kv_head, query_heads, token_begin, token_end, rows,\n"
-           "log_weights).")
+           "The keys outside of sink and window that the method chooses for query tokens.\n\n"
+           "q: float32 [T, Hq, d], after RoPE; begin: position of the first query token;\n"
+           "k, v: float32, float16 or bfloat16 [Hkv, S, d], S >= begin + T: the queries' own rows too.\n"
+           "Returns (kv_head, query_heads, token_begin, token_end, rows, log_weights) for each set of query "
+           "heads\n"
+           "and tokens [token_begin, token_end) that share a choice: rows int32 [n], log_weights float32 [n] "
+           "to\n"
+           "add to their scores, or None. Rows are those of the set's last token; a token leaves out those "
+           "that\n"
+           "lie in its own window. What a method estimates of keys it skips (squeezed's tail=on) is not in "
+           "them.")
       .def(
           "attend",
           [](PySelector& self, const ArrayArgument& q, std::int64_t begin, const ArrayArgument& k,
@@ -345,14 +363,18 @@ void bind_selector(nb::module_& m) {
              const ArrayArgument& v, Literal<true>) { return self.attend_block(q, begin, k, v); },
           nb::arg("q"), nb::arg("begin"), nb::arg("k"), nb::arg("v"), nb::arg("return_lse"))
       .def_prop_ro("wants_prompt", &PySelector::wants_prompt, "Whether observe() is of use.")
-      .def_prop_ro("spec", &PySelector::spec)
-      .def_prop_ro("sink", &PySelector::sink)
-      .def_prop_ro("window", &PySelector::window)
+      .def_prop_ro("spec", &PySelector::spec, "What it was made from.")
+      .def_prop_ro("sink", &PySelector::sink, "First tokens that every query attends to.")
+      .def_prop_ro("window", &PySelector::window,
+                   "Last tokens that every query attends to, its own included.")
       .def_prop_ro("dense_layers", &PySelector::dense_layers, "First layers of a model that stay exact.")
-      .def_prop_ro("index_bytes", &PySelector::index_bytes);
-  m.def("finish", &PySelector::finish, nb::arg("selectors"), nb::arg("keys"), nb::arg("values"),
-        "What the layers of a model decide together (one threshold for `squeezed`), after each has been "
-        "built.");
+      .def_prop_ro("index_bytes", &PySelector::index_bytes, "Bytes of memory that the index holds.");
+  m.def(
+      "finish", &PySelector::finish, nb::arg("selectors"), nb::arg("keys"), nb::arg("values"),
+      "What the layers of a model decide together (one threshold for `squeezed`), after each has been "
+      "built.\n\n"
+      "selectors: one a layer, all of one spec; keys, values: of each [Hkv, S, d], those it was built with.\n"
+      "InputError when they are not. Does nothing for methods that decide layer by layer.");
 }
 
 }  // namespace lode::python
