@@ -23,6 +23,8 @@ foreach(library libarchive libxml-2.0 uchardet)
   endif()
   list(APPEND lode_document_definitions LODE_${upper}=${found})
 endforeach()
+# CMake 4 would hand /usr/include to these sources by -isystem, in front of the C++ library's own headers, which then miss stdlib.h.
+list(REMOVE_ITEM lode_document_includes ${CMAKE_CXX_IMPLICIT_INCLUDE_DIRECTORIES})
 file(GLOB document_sources CONFIGURE_DEPENDS src/documents/*.cc)
 set_source_files_properties(${document_sources} PROPERTIES COMPILE_DEFINITIONS "${lode_document_definitions}"
   INCLUDE_DIRECTORIES "${lode_document_includes}")
