@@ -17,7 +17,10 @@ Letters in shapes: S cached tokens, T new tokens, B query tokens of a step, L la
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as _Many
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -128,6 +131,7 @@ class Answer:
 
     def __init__(self, stream: _Stream) -> None:
         self._stream = stream
+        _under_way.add(self)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._stream)
@@ -178,6 +182,18 @@ class Answer:
 
     def __repr__(self) -> str:
         return f"Answer({self.text!r})"
+
+
+_under_way: weakref.WeakSet[Answer] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_answers() -> None:
+    """A thread that is in a method's Python code when the interpreter ends takes the process down with it."""
+    for answer in list(_under_way):
+        answer.cancel()
+        with contextlib.suppress(Exception):
+            answer.text  # noqa: B018 - waits
 
 
 class Document:

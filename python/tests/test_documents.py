@@ -3,6 +3,8 @@
 
 import os
 import pathlib
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -292,6 +294,25 @@ def test_a_model_ends_while_an_answer_is_under_way(text):
     answer = document.ask(QUESTION, stream=True, max_new_tokens=500, stop=["@@@@"])
     next(iter(answer))
     del answer, document, model
+
+
+STREAMING = """
+import lodestone, numpy
+class All:
+    def __init__(self, **_): pass
+    def build(self, keys): pass
+    def select(self, head, queries, begin, end): return numpy.arange(begin, end)
+lodestone.register_method("all-of-them", All)
+model = lodestone.Model("models/pocket")
+document = lodestone.Document.read(model, "The cat sat on the mat. " * 60, specs=["all-of-them:sink=1,window=16"])
+answer = document.ask("Who sat?", stream=True, max_new_tokens=300, stop=["@@@@"])
+print(next(iter(answer)))
+"""
+
+
+def test_a_program_may_end_while_a_method_in_python_answers():
+    done = subprocess.run([sys.executable, "-c", STREAMING], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
