@@ -65,8 +65,9 @@ PyModel::~PyModel() {
     new std::shared_ptr<const Model>(std::move(model));
     return;
   }
-  if (scheduler == nullptr || PyGILState_Check() == 0) return;
-  const nb::gil_scoped_release release;
+  if (scheduler == nullptr) return;
+  const nb::gil_scoped_release
+      release;  // held here: every share of a model is one of the Python object, which nanobind destroys
   scheduler.reset();
 }
 
