@@ -55,8 +55,8 @@ std::unique_ptr<GpuBatch> make_gpu_batch(const ModelConfig& config, std::shared_
                     name_of(options.kv_type)));
   if (model->gpus() > 1)
     throw InputError(
-        fmt::format("questions asked together on a GPU: expected one GPU, found {} that share the model: "
-                    "leave out --tensor-parallel",
+        fmt::format("questions asked together on a GPU: expected one GPU, found {} that share the model or "
+                    "the text: leave out --tensor-parallel and --context-parallel",
                     model->gpus()));
   return std::make_unique<CudaBatch>(config, std::dynamic_pointer_cast<const CudaModel>(model), options);
 }
