@@ -440,7 +440,7 @@ void EngineBackend::watch() {
   }
 }
 
-void EngineBackend::tell(Job& job) {
+void EngineBackend::tell(Job& job) const {
   if (job.cancelled) {
     job.answer.ending = ending_of(Ending::cancelled);
     return job.listener.on_answer(job.answer);
@@ -477,6 +477,8 @@ void EngineBackend::tell(Job& job) {
       answer.sources = sources_of(*job.opened.document, result.sources, mass_of(job.neutral), kPassages);
     job.opened.document.reset();  // so that it may be closed as soon as its client knows
     job.listener.on_answer(answer);
+  } catch (const Interrupted& error) {
+    job.listener.on_failure(ranks_ != nullptr ? RankEngine::interrupted() : to_api(error));
   } catch (const std::exception& error) {
     job.listener.on_failure(to_api(error));
   }

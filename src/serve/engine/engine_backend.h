@@ -59,7 +59,7 @@ class EngineBackend : public Backend {
 
   void load(const std::vector<std::pair<std::string, std::shared_ptr<const Model>>>& models);
   void watch();
-  static void tell(Job& job);
+  void tell(Job& job) const;
   void end(const Job& job);
   std::shared_future<lode::Answer> neutral_answer(const Library::Opened& opened, const Spec& spec);
   const LoadedModel& model_for(const Question& question) const;

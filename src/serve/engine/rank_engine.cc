@@ -30,6 +30,9 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kLook = std::chrono::milliseconds(250);  ///< for ranks that are lost while nobody asks
 constexpr auto kMostBetween = std::chrono::seconds(2);  ///< of turns between two parts of a job
 
+constexpr const char* kEndedByLauncher =
+    "the launcher ends them, since it was told to or one of them has ended";
+
 ApiError lost(const std::string& why) {
   return ApiError(503, fmt::format("the server's ranks cannot answer any more: {}", why), "ranks_lost");
 }
@@ -223,6 +226,10 @@ void RankEngine::read(const LoadedModel& model, Reading reading) {
   do_and_wait(std::move(job));
 }
 
+ApiError RankEngine::interrupted() {
+  return lost(kEndedByLauncher);
+}
+
 std::string RankEngine::failure() const {
   const std::lock_guard lock(shared_->mutex);
   return shared_->failure;
@@ -239,8 +246,7 @@ void RankEngine::lead() {
       last = turn.says("last");
     }
   } catch (const std::exception& error) {
-    give_up(cancel_requested() ? "the launcher ends them, since it was told to or one of them has ended"
-                               : error.what());
+    give_up(cancel_requested() ? kEndedByLauncher : error.what());
   }
 }
 
