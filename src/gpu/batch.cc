@@ -29,7 +29,7 @@ std::int64_t power_above(std::int64_t n) {
 
 cuda::NarrowLinear::Sizes sizes_of(const ModelConfig& c) {
   return {.hidden = c.hidden,
-          .intermediate = c.intermediate,
+          .intermediate = widest_feed_forward(c),
           .q_cols = std::int64_t{c.query_heads} * c.head_dim,
           .kv_cols = std::int64_t{c.kv_heads} * c.head_dim,
           .vocab = c.vocab};
@@ -69,7 +69,8 @@ CudaBatch::CudaBatch(const ModelConfig& config, std::shared_ptr<const CudaModel>
       pool_(std::make_shared<TailPool>(cuda::KvLayout{config.kv_heads, config.head_dim, options.kv_type, 0},
                                        config.layers, options.tail_tokens)),
       linear_(stream_.get(), precision()),
-      narrow_(linear_, stream_.get(), precision()) {
+      narrow_(linear_, stream_.get(), precision()),
+      experts_(linear_, stream_.get(), precision()) {
   const std::int64_t n = kWideRows, d = config.head_dim, heads = config.query_heads, f = sizeof(float);
   const char* const what = "the activations of a batch";
   staged_there_ = cuda::Buffer(sizeof(Staged), what);
@@ -86,7 +87,8 @@ CudaBatch::CudaBatch(const ModelConfig& config, std::shared_ptr<const CudaModel>
   largest_ = cuda::Buffer(kNarrowRows * std::int64_t{sizeof(TokenId)}, what);
   staged_largest_ = cuda::PinnedBuffer(largest_.bytes());
   const cuda::NarrowLinear::Sizes sizes = sizes_of(config);
-  linear_.reserve(n, config.hidden, config.intermediate, sizes.q_cols, sizes.kv_cols);
+  linear_.reserve(n, config.hidden, sizes.intermediate, sizes.q_cols, sizes.kv_cols);
+  experts_.reserve(model_->expert_sizes(config), n);
   linear_.reserve_panel(model_->panel_bytes(precision()));
   narrow_.reserve(sizes);
   for (cuda::Buffer* b : {&workspace_, &tail_workspace_}) {
@@ -446,6 +448,7 @@ void CudaBatch::enqueue_layer(int layer, const Pass& pass) {
     attend(layer, pass);
     report_masses(layer, pass);
     linear_.project_out(attention_.as<float>(), pass.count(), w.o, w.o_bias, x_.as<float>(), addition);
+    if (w.experts()) return experts_.add(experts_of(w, config_), pass.count(), x_.as<float>());
     return linear_.mlp(mlp, pass.count(), x_.as<float>());
   }
   const cuda::DeviceWeight& next = layer + 1 < config_.layers
@@ -455,7 +458,11 @@ void CudaBatch::enqueue_layer(int layer, const Pass& pass) {
   attend(layer, pass);
   narrow_.project_out(attention_.as<float>(), pass.count(), w.o, w.o_bias, x_.as<float>(), addition,
                       w.mlp_norm);
-  narrow_.mlp(mlp, pass.count(), x_.as<float>(), next);
+  if (!w.experts()) return narrow_.mlp(mlp, pass.count(), x_.as<float>(), next);
+  // In pieces, so that a row goes one way whatever their number.
+  for (int first = 0; first < pass.count(); first += cuda::kFewRows)
+    experts_.add(experts_of(w, config_), std::min(cuda::kFewRows, pass.count() - first),
+                 x_.as<float>() + first * config_.hidden);
 }
 
 /// Enqueues documents that rows with full attention read, and all tails. Of generated tokens the documents are read
@@ -492,11 +499,21 @@ void CudaBatch::attend(int layer, const Pass& pass) {
     cuda::StatePart states[3];
     const int count = attend_chosen(layer, pass, group, states);
     if (g == 0 && pass.narrow) joined_.hold_up(stream_.get());
+    if (g == 0) add_sinks(layer, pass);
     const std::int64_t d = config_.head_dim, first = std::int64_t{group.first} * config_.query_heads;
     merge_planes(planes[g], states, count, std::int64_t{group.count} * config_.query_heads, config_.head_dim,
                  attention_.as<float>() + first * d,
                  {halves == nullptr ? nullptr : halves + first * d, kNarrowRows * o.cols}, stream_.get());
   }
+}
+
+/// The layer's sinks, if it has any, behind the tails' keys.
+void CudaBatch::add_sinks(int layer, const Pass& pass) {
+  const cuda::DeviceWeight& sinks = model_->layers[static_cast<std::size_t>(layer)].sinks;
+  if (sinks.data == nullptr) return;
+  cuda::merge_sinks(attention_.as<float>(), tail_lse_.as<float>(), static_cast<const float*>(sinks.data),
+                    std::int64_t{pass.count()} * config_.query_heads, config_.query_heads, config_.head_dim,
+                    stream_.get());
 }
 
 /// To the hook of a question's tokens, which are the only ones of their pass.

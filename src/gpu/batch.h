@@ -97,6 +97,7 @@ class CudaBatch final : public GpuBatch {
   void finish_logits(std::int64_t count);
   std::vector<cuda::StatePlanes> attend_plain(int layer, const Pass& pass);
   void attend(int layer, const Pass& pass);
+  void add_sinks(int layer, const Pass& pass);
   void report_masses(int layer, const Pass& pass);
   static bool joins(Group& group, const Asked& asked);
   bool attends_all(const Group& group, int layer) const;
@@ -123,6 +124,7 @@ class CudaBatch final : public GpuBatch {
   std::shared_ptr<TailPool> pool_;
   cuda::Linear linear_;
   cuda::NarrowLinear narrow_;
+  cuda::Experts experts_;
   cuda::Buffer staged_there_;
   cuda::PinnedBuffer staged_;
   // Where each layer of the pass's documents begins, [L, kMostSparseTokens]; then where the first near key of

@@ -37,7 +37,7 @@ std::int64_t vector_bytes(std::int64_t tokens, std::int64_t heads, std::int64_t 
 }
 
 std::int64_t linear_scratch(const ModelConfig& c, std::int64_t chunk) {
-  return cuda::Linear::scratch_bytes(chunk, c.hidden, c.intermediate,
+  return cuda::Linear::scratch_bytes(chunk, c.hidden, widest_feed_forward(c),
                                      std::int64_t{c.query_heads} * c.head_dim,
                                      std::int64_t{c.kv_heads} * c.head_dim);
 }
@@ -52,6 +52,8 @@ std::int64_t working_bytes(const ModelConfig& c, const CudaModel& model, const G
   return n * c.hidden * f + 3 * vector_bytes(n, c.query_heads, c.head_dim) +
          3 * vector_bytes(n, c.kv_heads, c.head_dim) + std::min(n, kLogitRows) * c.vocab * f +
          linear_scratch(c, n) + model.panel_bytes(precision_of(options.kv_type)) +
+         cuda::Experts::scratch_bytes(model.expert_sizes(c), n, precision_of(options.kv_type)) +
+         (c.plan.sinks ? vector_bytes(n, c.query_heads, 1) : 0) +
          cuda::rows_prefill_workspace_bytes(c.head_dim) +
          cuda::decode_workspace_bytes(kMostSparseTokens, c.query_heads, c.kv_heads, c.head_dim);
 }
@@ -182,7 +184,8 @@ CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaMo
                                  : ActiveTier::Room{.first_row = options.max_tokens}),
       range_({config.kv_heads, config.head_dim, type_on_gpu(options.kv_type), 0}, config.layers,
              active_room_.end() + spare_rows(options, share_)),
-      linear_(stream_.get(), precision()) {
+      linear_(stream_.get(), precision()),
+      experts_(linear_, stream_.get(), precision()) {
   const std::int64_t n = options.chunk, d = config.head_dim;
   const char* const what = "the activations of a chunk";
   ids_ = cuda::Buffer(n * std::int64_t{sizeof(TokenId)}, what);
@@ -198,12 +201,14 @@ CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaMo
     *b = cuda::Buffer(vector_bytes(n, config.query_heads, d), what);
   for (cuda::Buffer* b : {&k_, &k_unrotated_, &v_})
     *b = cuda::Buffer(vector_bytes(n, config.kv_heads, d), what);
+  if (config.plan.sinks) lse_ = cuda::Buffer(vector_bytes(n, config.query_heads, 1), what);
   logits_ = cuda::Buffer(std::min(n, kLogitRows) * config.vocab * std::int64_t{sizeof(float)}, "logits");
   staged_ids_ = cuda::PinnedBuffer(ids_.bytes());
   staged_places_ = cuda::PinnedBuffer(places_.bytes());
   staged_logits_ = cuda::PinnedBuffer(logits_.bytes());
-  linear_.reserve(n, config.hidden, config.intermediate, std::int64_t{config.query_heads} * d,
+  linear_.reserve(n, config.hidden, widest_feed_forward(config), std::int64_t{config.query_heads} * d,
                   std::int64_t{config.kv_heads} * d);
+  experts_.reserve(model_->expert_sizes(config), n);
   linear_.reserve_panel(model_->panel_bytes(precision()));
   workspace_ = cuda::Buffer(
       cuda::decode_workspace_bytes(kMostSparseTokens, config.query_heads, config.kv_heads, config.head_dim),
@@ -655,7 +660,8 @@ cuda::Queries CudaContext::queries(int layer, const Run& run) const {
           .query_heads = config_.query_heads,
           .scale = score_scale(config_),
           .q = q_.as<float>(),
-          .o = attention_.as<float>()};
+          .o = attention_.as<float>(),
+          .lse = lse_.as<float>()};
 }
 
 // One layer in the order of the diagram in src/README.md.
@@ -704,6 +710,7 @@ void CudaContext::enqueue_output(const CudaModel::Layer& w, std::int64_t count) 
 }
 
 void CudaContext::enqueue_mlp(const CudaModel::Layer& w, std::int64_t count) {
+  if (w.experts()) return experts_.add(experts_of(w, config_), count, x_.as<float>());
   cuda::Linear::MlpArguments mlp = mlp_of(w, config_);
   if (share_.heads) mlp.to = own_part(1);
   linear_.mlp(mlp, count, x_.as<float>());

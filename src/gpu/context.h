@@ -181,6 +181,8 @@ class CudaContext final : public GpuContext {
   void add_sum(int slot, std::int64_t count, const cuda::Addition& addition);
   void sum_parts(int slot, std::int64_t numbers, float* to, bool add);
   void attend(int layer, const Run& run, ForwardWork& work);
+  void attend_keys(int layer, const Run& run, ForwardWork& work);
+  void add_sinks(int layer, std::int64_t count, float* output, float* lse) const;
   void attend_chosen_by_gpu(int layer, const Run& run);
   void attend_chosen_by_host(int layer, const Run& run, ForwardWork& work);
   void attend_split(int layer, const Run& run, ForwardWork& work);
@@ -227,6 +229,7 @@ class CudaContext final : public GpuContext {
   cuda::Stream stream_;
   cuda::KvRange range_;
   cuda::Linear linear_;
+  cuda::Experts experts_;
   cuda::Buffer ids_;                          // [chunk] int32
   cuda::Buffer places_;                       // [chunk] QueryToken
   cuda::Buffer bases_;                        // [1] const char*
@@ -236,6 +239,7 @@ class CudaContext final : public GpuContext {
   cuda::Buffer summed_;                       // [chunk, D]; where sums over GPUs are normed or scaled
   cuda::Buffer q_, q_unrotated_, attention_;  // [chunk, Hq, d]
   cuda::Buffer k_, k_unrotated_, v_;          // [chunk, Hkv, d]
+  cuda::Buffer lse_;                          // [chunk, Hq] of models with attention sinks
   cuda::Buffer logits_;                       // [kLogitRows, V]
   cuda::Buffer given_;                        // [2, L, Hq, d]: QueryOverride; made when first needed
   cuda::Buffer workspace_;                    ///< of decode attention

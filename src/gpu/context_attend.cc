@@ -173,6 +173,20 @@ void CudaContext::tell_queries(int layer, const Run& run) {
 }
 
 void CudaContext::attend(int layer, const Run& run, ForwardWork& work) {
+  attend_keys(layer, run, work);
+  if (run.reach == Reach::split && run.window(layer) == 0) return;  // which merged them with the near keys
+  add_sinks(layer, run.count, attention_.as<float>(), lse_.as<float>());
+}
+
+/// The layer's sinks, if it has any, behind the keys of so many tokens.
+void CudaContext::add_sinks(int layer, std::int64_t count, float* output, float* lse) const {
+  const cuda::DeviceWeight& sinks = model_->layers[static_cast<std::size_t>(layer)].sinks;
+  if (sinks.data == nullptr) return;
+  cuda::merge_sinks(output, lse, static_cast<const float*>(sinks.data), count * config_.query_heads,
+                    config_.query_heads, config_.head_dim, stream_.get());
+}
+
+void CudaContext::attend_keys(int layer, const Run& run, ForwardWork& work) {
   if (run.window(layer) > 0) return attend_window(layer, run);
   if (run.reach == Reach::split) return attend_split(layer, run, work);
   if (share_.ranges) return attend_over_ranges(layer, run);
@@ -200,14 +214,18 @@ void CudaContext::attend_window(int layer, const Run& run) {
 /// Where keys lie in host memory and few tokens come, bringing a window would take longer than attending it.
 void CudaContext::attend_window_on_host(int layer, const Run& run) {
   const QueryBlock block = block_of(layer, run);
-  const auto bytes = static_cast<std::int64_t>(block.q.size_bytes());
-  if (host_outputs_.bytes() < bytes) host_outputs_ = cuda::PinnedBuffer(bytes);
+  const auto bytes = static_cast<std::int64_t>(block.q.size_bytes()),
+             lse_bytes = lse_.bytes() == 0 ? 0 : bytes / config_.head_dim;
+  if (host_outputs_.bytes() < bytes + lse_bytes) host_outputs_ = cuda::PinnedBuffer(bytes + lse_bytes);
   auto* const output = host_outputs_.as<float>();
+  float* const lse = output + block.q.size();
+  const std::span<float* const> wanted(&lse, lse_bytes > 0 ? 1 : 0);
   AttendWork counted_later;
   lode::attend_window({&block, 1}, {}, geometry(layer, run), run.window(layer), {&output, 1},
-                      {&counted_later, 1});
+                      {&counted_later, 1}, wanted);
   cuda::copy(attention_.as<void>(), output, bytes, stream_.get());
-  tier_work_.bytes_to_gpu += bytes;
+  if (lse_bytes > 0) cuda::copy(lse_.as<void>(), lse, lse_bytes, stream_.get());
+  tier_work_.bytes_to_gpu += bytes + lse_bytes;
 }
 
 /// Where the step's queries stand, without vectors.
@@ -262,6 +280,7 @@ void CudaContext::attend_chosen_by_host(int layer, const Run& run, ForwardWork& 
     some.tokens += first;
     some.q += first * q;
     some.o += first * q;
+    if (some.lse != nullptr) some.lse += std::int64_t{first} * config_.query_heads;
     lists_.assign(groups, block, where, first, first + some.count);
     attend_lists(some, lists_.upload(lists_memory_, stream_.get()));
   }
@@ -299,6 +318,9 @@ void CudaContext::audit(int layer, const Run& run) {
   const std::span<float> outputs = {host_outputs_.as<float>(), static_cast<std::size_t>(count)};
   cuda::copy(outputs.data(), attention_.as<void>(), bytes, stream_.get());
   if (run.reach == Reach::split) {
+    if (config_.plan.sinks)
+      throw InputError(
+          "--audit: expected a model without attention sinks, or keys and values on the GPU (--kv-tier gpu)");
     stream_.synchronize();
     const QueryBlock block = block_of(layer, run);
     float* const exact = host_exact_.as<float>();
@@ -311,6 +333,7 @@ void CudaContext::audit(int layer, const Run& run) {
       attend_full_decode(all, options_.max_tokens, workspace_.as<void>(), stream_.get());
     else
       attend_prefill(all, static_cast<std::int32_t>(tokens_), stream_.get(), precision());
+    add_sinks(layer, run.count, all.o, all.lse);
     cuda::copy(host_exact_.as<void>(), exact_.as<void>(), bytes, stream_.get());
     stream_.synchronize();
   }
@@ -341,6 +364,7 @@ void CudaContext::attend_split(int layer, const Run& run, ForwardWork& work) {
   cuda::RowLists near_lists = near_lists_;
   if (uses_active(run)) near_lists.counts = active_->counts(layer);
   attend_lists(near, near_lists);
+  add_sinks(layer, run.count, near.o, near.lse);
   const LayerGeometry where = geometry(layer, run);
   const QueryBlock block = block_of(layer, run);
   const auto begin = Clock::now();

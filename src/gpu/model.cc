@@ -44,6 +44,8 @@ cuda::TileFormat format_of(WeightType type) {
       return q5_k;
     case WeightType::q6_k:
       return q6_k;
+    case WeightType::mxfp4:
+      return mxfp4;
     default:
       return none;
   }
@@ -56,12 +58,23 @@ std::int64_t aligned(std::int64_t bytes) {
 std::int64_t padded_gain(const Weight& w, bool plus_one) {
   return aligned(bytes_of(plus_one ? WeightType::f32 : w.type, w.rows * w.cols));
 }
+std::int64_t bytes_there(const Weight& w, cuda::TileFormat format) {
+  return is_plain(w.type)                   ? bytes_of(w.type, w.rows * w.cols)
+         : format != cuda::TileFormat::none ? cuda::tiled_bytes(format, w.rows, w.cols)
+                                            : w.rows * w.cols * bytes_of(DType::bf16);
+}
 std::int64_t padded(const Weight& w) {
-  const cuda::TileFormat format = format_of(w.type);
-  const std::int64_t bytes = is_plain(w.type)                   ? bytes_of(w.type, w.rows * w.cols)
-                             : format != cuda::TileFormat::none ? cuda::tiled_bytes(format, w.rows, w.cols)
-                                                                : w.rows * w.cols * bytes_of(DType::bf16);
-  return aligned(bytes);
+  return aligned(bytes_there(w, format_of(w.type)));
+}
+std::int64_t padded_f32(const Weight& w) {
+  return aligned(w.rows * w.cols * std::int64_t{sizeof(float)});
+}
+/// Experts' matrices lie behind one another: in tiles where each fills its own.
+cuda::TileFormat expert_format(const Weight& one) {
+  return one.rows % cuda::kTileRows == 0 ? format_of(one.type) : cuda::TileFormat::none;
+}
+std::int64_t padded_experts(const Weight& one, std::size_t count) {
+  return aligned(bytes_there(one, expert_format(one)) * static_cast<std::int64_t>(count));
 }
 
 /// Blocks of random codes under scales that give numbers of a usual spread, 1 / sqrt(cols) or so.
@@ -76,7 +89,7 @@ std::vector<std::uint8_t> random_blocks(WeightType type, std::int64_t count, std
                        : type == WeightType::q6_k ? 18.5
                        : type == WeightType::q5_0 || type == WeightType::q5_1 || type == WeightType::q5_k
                            ? 9.2
-                           : 4.6;
+                           : 4.6;  // MXFP4's numbers have 2.9, and an exponent alone
   const double scale = 1 / std::sqrt(static_cast<double>(cols)) / codes,
                middle = type == WeightType::q5_1 || type == WeightType::q5_k ? 15.5 : 7.5;
   for (std::int64_t i = 0; i < count; ++i) {
@@ -85,6 +98,10 @@ std::vector<std::uint8_t> random_blocks(WeightType type, std::int64_t count, std
       const std::uint16_t bits = to_f16(static_cast<float>(x)).bits;
       at[where] = static_cast<std::uint8_t>(bits), at[where + 1] = static_cast<std::uint8_t>(bits >> 8);
     };
+    if (type == WeightType::mxfp4) {
+      at[0] = static_cast<std::uint8_t>(127 + std::lround(std::log2(scale * codes / 2.9)));
+      continue;
+    }
     put(type == WeightType::q6_k ? 208 : 0, type == WeightType::q6_k ? scale / 64 : k ? scale / 32 : scale);
     if (k) put(2, scale / 32 * middle);
     if (type == WeightType::q4_1 || type == WeightType::q5_1) put(2, -scale * middle);
@@ -92,7 +109,20 @@ std::vector<std::uint8_t> random_blocks(WeightType type, std::int64_t count, std
   return blocks;
 }
 
-/// Every weight once: body(weight, whether it is a norm's gain).
+/// Bytes of what a layer has in 32 bits whatever its file has, and of its experts.
+std::int64_t bytes_of_rest(const LayerWeights& w) {
+  std::int64_t bytes = 0;
+  for (const Weight* one : {&w.sinks, &w.router, &w.router_bias, &w.choice_bias, &w.shared_gate})
+    bytes += padded_f32(*one);
+  if (w.experts.empty()) return bytes;
+  const ExpertWeights& e = w.experts.front();
+  for (const Weight* one : {&e.gate, &e.up, &e.down}) bytes += padded_experts(*one, w.experts.size());
+  for (const Weight* one : {&e.gate_bias, &e.up_bias, &e.down_bias})
+    bytes += aligned(one->cols * std::ssize(w.experts) * std::int64_t{sizeof(float)}) * (one->rows > 0);
+  return bytes;
+}
+
+/// Every other weight once: body(weight, whether it is a norm's gain).
 void for_each(const ModelWeights& m, bool tied, const auto& body) {
   body(m.embedding, false);
   for (const LayerWeights& w : m.layers) {
@@ -107,6 +137,18 @@ void for_each(const ModelWeights& m, bool tied, const auto& body) {
   if (!tied) body(m.output, false);
 }
 
+cuda::RouterPlan router_plan(const ExpertPlan& e) {
+  return {.count = e.count,
+          .used = e.used,
+          .sigmoid = e.score == ExpertPlan::Score::sigmoid,
+          .score_chosen = e.score_chosen,
+          .normalise = e.normalise,
+          .scale = static_cast<float>(e.scale),
+          .groups = e.groups,
+          .groups_used = e.groups_used,
+          .group_best = e.group_best};
+}
+
 /// What of a model the forward pass on the GPU does not walk, by name.
 void refuse_what_only_the_cpu_has(const ModelConfig& c) {
   constexpr int kMostHeadDim = 256;
@@ -115,9 +157,9 @@ void refuse_what_only_the_cpu_has(const ModelConfig& c) {
   const char* const part =
       c.head_dim > kMostHeadDim                             ? "heads of more than 256 numbers"
       : any([](const LayerPlan& l) { return l.recurrent; }) ? "recurrent layers"
-      : any([](const LayerPlan& l) { return l.experts; })   ? "mixtures of experts"
+      : p.experts.apart                                     ? "experts that stand apart"
+      : p.experts.count > 0 && p.post_norms                 ? "norms behind experts"
       : p.latent.kv_rank > 0                                ? "latent rows"
-      : p.sinks                                             ? "attention sinks"
       : p.inputs.width > 0                                  ? "numbers for each layer"
       : p.v_norm                                            ? "norms of values"
       : p.layer_factor                                      ? "factors of layers"
@@ -129,6 +171,18 @@ void refuse_what_only_the_cpu_has(const ModelConfig& c) {
   throw InputError(
       fmt::format("--device cuda: expected a model without {}, found them in {}: use --device cpu", part,
                   c.architecture));
+}
+
+/// What several GPUs do not share.
+void refuse_what_one_gpu_has(const ModelConfig& c) {
+  const char* const part = c.plan.experts.count > 0 ? "mixtures of experts"
+                           : c.plan.sinks           ? "attention sinks"
+                                                    : nullptr;
+  if (part == nullptr) return;
+  throw InputError(
+      fmt::format("--tensor-parallel and --context-parallel: expected a model without {}, found them in {}: "
+                  "use one GPU",
+                  part, c.architecture));
 }
 
 /// Rows of a matrix that is on the GPU.
@@ -174,6 +228,7 @@ CudaModel::CudaModel(const ModelConfig& config, const ModelWeights& weights, std
   std::int64_t bytes = 0;
   for_each(weights, config.tied_embeddings,
            [&](const Weight& w, bool gain) { bytes += gain ? padded_gain(w, plus_one) : padded(w); });
+  for (const LayerWeights& w : weights.layers) bytes += bytes_of_rest(w);
   if (limit > 0 && bytes > limit) {
     throw InputError(
         fmt::format("--gpu-memory: expected at least {} MiB for the model's weights, found a limit of {} MiB",
@@ -186,26 +241,35 @@ CudaModel::CudaModel(const ModelConfig& config, const ModelWeights& weights, std
   const auto columns = [&](const Weight& w) { return take(w, bytes_of(w.type, w.cols * share.ranks)); };
   embedding = take(weights.embedding);
   for (const LayerWeights& w : weights.layers) {
-    layers.push_back({.attention_norm = gain(w.attention_norm),
-                      .q = take(w.q),
-                      .k = take(w.k),
-                      .v = take(w.v),
-                      .q_bias = take(w.q_bias),
-                      .k_bias = take(w.k_bias),
-                      .v_bias = take(w.v_bias),
-                      .q_norm = gain(w.q_norm),
-                      .k_norm = gain(w.k_norm),
-                      .o = columns(w.o),
-                      .o_bias = take(w.o_bias),
-                      .attention_post_norm = gain(w.attention_post_norm),
-                      .mlp_norm = gain(w.mlp_norm),
-                      .gate = take(w.gate),
-                      .up = take(w.up),
-                      .down = columns(w.down),
-                      .gate_bias = take(w.gate_bias),
-                      .up_bias = take(w.up_bias),
-                      .down_bias = take(w.down_bias),
-                      .mlp_post_norm = gain(w.mlp_post_norm)});
+    layers.push_back(
+        {.attention_norm = gain(w.attention_norm),
+         .q = take(w.q),
+         .k = take(w.k),
+         .v = take(w.v),
+         .q_bias = take(w.q_bias),
+         .k_bias = take(w.k_bias),
+         .v_bias = take(w.v_bias),
+         .q_norm = gain(w.q_norm),
+         .k_norm = gain(w.k_norm),
+         .o = columns(w.o),
+         .o_bias = take(w.o_bias),
+         .attention_post_norm = gain(w.attention_post_norm),
+         .mlp_norm = gain(w.mlp_norm),
+         .gate = take(w.gate),
+         .up = take(w.up),
+         .down = columns(w.down),
+         .gate_bias = take(w.gate_bias),
+         .up_bias = take(w.up_bias),
+         .down_bias = take(w.down_bias),
+         .mlp_post_norm = gain(w.mlp_post_norm),
+         .sinks = take_f32(w.sinks),
+         .router = take_f32(w.router),
+         .router_bias = take_f32(w.router_bias),
+         .choice_bias = take_f32(w.choice_bias),
+         .shared_gate = take_f32(w.shared_gate),
+         .expert_gate = take_experts(w.experts, &ExpertWeights::gate, &ExpertWeights::gate_bias),
+         .expert_up = take_experts(w.experts, &ExpertWeights::up, &ExpertWeights::up_bias),
+         .expert_down = take_experts(w.experts, &ExpertWeights::down, &ExpertWeights::down_bias)});
   }
   final_norm = gain(weights.final_norm);
   output =
@@ -241,8 +305,13 @@ cuda::DeviceWeight CudaModel::take(const Weight& weight, std::int64_t stride) {
   if (weight.rows == 0) return {};
   std::byte* const at = memory_.as<std::byte>() + used_;
   used_ += padded(weight);
+  return place(weight, format_of(weight.type), stride, at);
+}
+
+/// At a place of its own, in tiles of the format where it has one.
+cuda::DeviceWeight CudaModel::place(const Weight& weight, cuda::TileFormat format, std::int64_t stride,
+                                    std::byte* at) {
   if (!is_plain(weight.type)) {
-    const cuda::TileFormat format = format_of(weight.type);
     if (format == cuda::TileFormat::none) {
       take_widened(weight, stride, at);
       return {at, DType::bf16, weight.rows, weight.cols};
@@ -265,6 +334,67 @@ cuda::DeviceWeight CudaModel::take(const Weight& weight, std::int64_t stride) {
                        stream_);
   }
   return {at, plain_dtype(weight.type), weight.rows, weight.cols};
+}
+
+/// A small weight in 32 bits whatever its type; random ones are drawn.
+cuda::DeviceWeight CudaModel::take_f32(const Weight& weight) {
+  if (weight.rows == 0) return {};
+  std::byte* const at = memory_.as<std::byte>() + used_;
+  used_ += padded_f32(weight);
+  if (weight.data == nullptr)
+    return place({.data = nullptr, .type = WeightType::f32, .rows = weight.rows, .cols = weight.cols},
+                 cuda::TileFormat::none, 0, at);
+  const std::int64_t count = weight.rows * weight.cols;
+  std::vector<float> numbers(static_cast<std::size_t>(count));
+  dequantise(weight.type, weight.data, count, numbers.data());
+  cuda::copy(at, numbers.data(), count * std::int64_t{sizeof(float)}, stream_);
+  return {at, DType::f32, weight.rows, weight.cols};
+}
+
+/// One matrix of every expert of a layer, behind one another, and its biases.
+cuda::ExpertMatrices CudaModel::take_experts(const std::vector<ExpertWeights>& experts,
+                                             Weight ExpertWeights::*which, Weight ExpertWeights::*bias) {
+  if (experts.empty()) return {};
+  const Weight& one = experts.front().*which;
+  const cuda::TileFormat format = expert_format(one);
+  const std::int64_t each = bytes_there(one, format), count = std::ssize(experts);
+  std::byte* const begin = memory_.as<std::byte>() + used_;
+  used_ += padded_experts(one, experts.size());
+  cuda::ExpertMatrices all;
+  for (std::int64_t e = 0; e < count; ++e) {
+    const Weight& own = experts[static_cast<std::size_t>(e)].*which;
+    if (own.type != one.type)
+      throw InputError(
+          fmt::format("--device cuda: expected the experts of a layer in one type, found {} and {}",
+                      name_of(one.type), name_of(own.type)));
+    all.all = place(own, format, 0, begin + e * each);
+  }
+  all.all.data = begin;
+  all.all.rows = count * one.rows;
+  all.count = static_cast<int>(count);
+  if (format != cuda::TileFormat::none && one.rows * one.cols > expert_rows_ * expert_cols_)
+    expert_rows_ = one.rows, expert_cols_ = one.cols;
+  const std::int64_t numbers = (experts.front().*bias).cols;
+  if ((experts.front().*bias).rows == 0) return all;
+  float* const biases = reinterpret_cast<float*>(memory_.as<std::byte>() + used_);
+  std::vector<float> there(static_cast<std::size_t>(count * numbers));
+  for (std::int64_t e = 0; e < count; ++e) {
+    const Weight& own = experts[static_cast<std::size_t>(e)].*bias;
+    if (own.data != nullptr) dequantise(own.type, own.data, numbers, there.data() + e * numbers);
+  }
+  cuda::copy(biases, there.data(), count * numbers * std::int64_t{sizeof(float)}, stream_);
+  used_ += aligned(count * numbers * std::int64_t{sizeof(float)});
+  all.bias = biases;
+  return all;
+}
+
+cuda::ExpertSizes CudaModel::expert_sizes(const ModelConfig& config) const {
+  if (config.plan.experts.count == 0) return {};
+  return {.hidden = config.hidden,
+          .width = config.plan.experts.width,
+          .plan = router_plan(config.plan.experts),
+          .panel_rows = expert_rows_,
+          .panel_cols = expert_cols_};
 }
 
 /// A norm's gain; random ones are 1.
@@ -335,19 +465,23 @@ void CudaModel::take_widened(const Weight& weight, std::int64_t stride, std::byt
   if (weight.data == nullptr)
     throw InputError(
         fmt::format("expected random weights of F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, "
-                    "Q5_K or Q6_K, found {}",
+                    "Q5_K, Q6_K or MXFP4, found {}",
                     name_of(weight.type)));
   const std::string name(name_of(weight.type));
   if (remark_.find(name) == std::string::npos)
     remark_ += fmt::format("{}weights of {} take 16 bits on the GPU", remark_.empty() ? "" : "; ", name);
-  const std::int64_t apart = std::max(stride, bytes_of(weight.type, weight.cols));
+  const std::int64_t apart = std::max(stride, bytes_of(weight.type, weight.cols)),
+                     bytes = weight.cols * bytes_of(DType::bf16),
+                     most = std::clamp<std::int64_t>(PinnedUpload::kPieceBytes / bytes, 1, weight.rows);
   std::vector<float> row(static_cast<std::size_t>(weight.cols));
-  std::vector<bf16> rounded(row.size());
-  for (std::int64_t r = 0; r < weight.rows; ++r) {
-    dequantise(weight.type, weight.data + r * apart, weight.cols, row.data());
-    std::ranges::transform(row, rounded.begin(), [](float x) { return to_bf16(x); });
-    const auto bytes = static_cast<std::int64_t>(rounded.size() * sizeof(bf16));
-    cuda::copy(to + r * bytes, rounded.data(), bytes, stream_);
+  std::vector<bf16> rounded(static_cast<std::size_t>(most * weight.cols));
+  for (std::int64_t first = 0; first < weight.rows; first += most) {
+    const std::int64_t rows = std::min(most, weight.rows - first);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      dequantise(weight.type, weight.data + (first + r) * apart, weight.cols, row.data());
+      std::ranges::transform(row, rounded.begin() + r * weight.cols, [](float x) { return to_bf16(x); });
+    }
+    cuda::copy(to + first * bytes, rounded.data(), rows * bytes, stream_);
   }
 }
 
@@ -359,6 +493,7 @@ std::shared_ptr<const GpuModel> make_gpu_model(const ModelConfig& config, const 
                                                std::int64_t limit, const GpuGroup& group, ThreadPool* pool) {
   if (const GpuInfo gpu = gpu_info(); !gpu.ok) throw RunError("no GPU to use: " + gpu.why);
   refuse_what_only_the_cpu_has(config);
+  if (group.shares()) refuse_what_one_gpu_has(config);
   const TimedPart timed("weights to the GPU");
   if (group.shares()) return make_sharded_model(config, weights, limit, group);
   return std::make_shared<CudaModel>(config, weights, limit, ModelShare{}, pool);
@@ -379,6 +514,23 @@ cuda::Linear::QkvArguments qkv_of(const CudaModel::Layer& layer, const ModelConf
           .growth = {static_cast<float>(plan.query_growth), plan.query_growth_start}};
 }
 
+namespace {
+
+cuda::Activation activation_of(const ModelPlan& plan) {
+  using enum cuda::Activation::Kind;
+  switch (plan.activation) {
+    case ActivationKind::silu:
+      break;
+    case ActivationKind::gelu_tanh:
+      return {.kind = gelu_tanh};
+    case ActivationKind::clamped_silu:
+      return {.kind = clamped_silu, .limit = static_cast<float>(plan.activation_limit)};
+  }
+  return {.kind = silu};
+}
+
+}  // namespace
+
 cuda::Linear::MlpArguments mlp_of(const CudaModel::Layer& layer, const ModelConfig& config) {
   const auto eps = static_cast<float>(config.norm_eps);
   return {.norm = layer.mlp_norm,
@@ -389,8 +541,31 @@ cuda::Linear::MlpArguments mlp_of(const CudaModel::Layer& layer, const ModelConf
           .up_bias = layer.up_bias,
           .down_bias = layer.down_bias,
           .eps = eps,
-          .gelu = config.plan.activation == ActivationKind::gelu_tanh,
+          .activation = activation_of(config.plan),
           .addition = {layer.mlp_post_norm, eps, static_cast<float>(config.plan.residual_multiplier)}};
+}
+
+cuda::ExpertArguments experts_of(const CudaModel::Layer& layer, const ModelConfig& config) {
+  const auto numbers = [](const cuda::DeviceWeight& w) { return static_cast<const float*>(w.data); };
+  return {.norm = layer.mlp_norm,
+          .eps = static_cast<float>(config.norm_eps),
+          .plan = router_plan(config.plan.experts),
+          .router = layer.router,
+          .router_bias = numbers(layer.router_bias),
+          .choice_bias = numbers(layer.choice_bias),
+          .gate = layer.expert_gate,
+          .up = layer.expert_up,
+          .down = layer.expert_down,
+          .activation = activation_of(config.plan),
+          .shared = mlp_of(layer, config),
+          .shared_gate = layer.shared_gate,
+          .multiplier = static_cast<float>(config.plan.residual_multiplier)};
+}
+
+std::int64_t widest_feed_forward(const ModelConfig& config) {
+  std::int64_t width = config.intermediate;
+  for (const LayerPlan& layer : config.plan.layers) width = std::max(width, layer.width);
+  return width;
 }
 
 cuda::Addition attention_addition(const CudaModel::Layer& layer, const ModelConfig& config) {

@@ -8,6 +8,7 @@
 #include "gpu/backend.h"
 #include "gpu/shard.h"
 #include "kernels/cuda/device/device.h"
+#include "kernels/cuda/experts/experts.h"
 #include "kernels/cuda/linear/linear.h"
 
 namespace lode {
@@ -18,6 +19,10 @@ class CudaModel final : public GpuModel {
     cuda::DeviceWeight attention_norm, q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, o, o_bias;
     cuda::DeviceWeight attention_post_norm, mlp_norm, gate, up, down, gate_bias, up_bias, down_bias;
     cuda::DeviceWeight mlp_post_norm;
+    cuda::DeviceWeight sinks;                                          // [1, Hq] f32, as the next four
+    cuda::DeviceWeight router, router_bias, choice_bias, shared_gate;  // [E, D], [1, E] twice, [1, D]
+    cuda::ExpertMatrices expert_gate, expert_up, expert_down;
+    bool experts() const { return expert_gate.count > 0; }
   };
 
   /// `share`: of several GPUs, whose config and weights these are (gpu/shard.h). `pool`: whose threads bring the
@@ -27,6 +32,8 @@ class CudaModel final : public GpuModel {
   std::int64_t bytes() const override { return memory_.bytes(); }
   /// Scratch that products of many rows need to unpack the model's largest matrix; 0 without quantised ones.
   std::int64_t panel_bytes(cuda::Precision precision) const;
+  /// What decides how much scratch the layers' experts need; of no experts where there are none.
+  cuda::ExpertSizes expert_sizes(const ModelConfig& config) const;
   /// What of the weights lies here otherwise than in the file, for people; empty: nothing.
   const std::string& remark() const { return remark_; }
 
@@ -37,7 +44,11 @@ class CudaModel final : public GpuModel {
  private:
   /// Rows lie `stride` bytes apart in the file; 0: one behind the other.
   cuda::DeviceWeight take(const Weight& weight, std::int64_t stride = 0);
+  cuda::DeviceWeight place(const Weight& weight, cuda::TileFormat format, std::int64_t stride, std::byte* at);
   cuda::DeviceWeight take_gain(const Weight& weight, bool plus_one);
+  cuda::DeviceWeight take_f32(const Weight& weight);
+  cuda::ExpertMatrices take_experts(const std::vector<ExpertWeights>& experts, Weight ExpertWeights::*which,
+                                    Weight ExpertWeights::*bias);
   void take_tiles(const Weight& weight, cuda::TileFormat format, std::int64_t stride, std::byte* to);
   void take_widened(const Weight& weight, std::int64_t stride, std::byte* to);
   void bring_pieces(ThreadPool* pool);
@@ -53,9 +64,10 @@ class CudaModel final : public GpuModel {
     cuda::TileFormat format = cuda::TileFormat::none;  ///< to be packed so
   };
   std::vector<Piece> pieces_;
-  cuda::Buffer staged_;      ///< blocks of a file that do not lie one behind the other
-  std::int64_t used_ = 0;    ///< bytes of memory_ given out
-  std::uint64_t drawn_ = 0;  ///< weights filled with random numbers
+  std::int64_t expert_rows_ = 0, expert_cols_ = 0;  ///< of the largest matrix of an expert in tiles
+  cuda::Buffer staged_;                             ///< blocks of a file that do not lie one behind the other
+  std::int64_t used_ = 0;                           ///< bytes of memory_ given out
+  std::uint64_t drawn_ = 0;                         ///< weights filled with random numbers
   std::int64_t largest_rows_ = 0, largest_cols_ = 0;  ///< of the matrices in tiles
   std::string remark_;
 };
@@ -63,6 +75,10 @@ class CudaModel final : public GpuModel {
 /// What a layer's products need of weights and plan; buffers, RoPE and where tokens stand are the caller's.
 cuda::Linear::QkvArguments qkv_of(const CudaModel::Layer& layer, const ModelConfig& config);
 cuda::Linear::MlpArguments mlp_of(const CudaModel::Layer& layer, const ModelConfig& config);
+/// Of a layer with experts.
+cuda::ExpertArguments experts_of(const CudaModel::Layer& layer, const ModelConfig& config);
+/// The widest feed-forward that every token goes through.
+std::int64_t widest_feed_forward(const ModelConfig& config);
 /// How attention's output is added to the stream.
 cuda::Addition attention_addition(const CudaModel::Layer& layer, const ModelConfig& config);
 

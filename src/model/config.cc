@@ -241,20 +241,59 @@ ModelConfig shape(int layers, int query_heads, int kv_heads, int head_dim, std::
 }
 
 /// The sizes of OLMoE-1B-7B with the layers of a Qwen3 MoE: 1.2 billion weights a token of 6.9.
-ModelConfig mixture_shape() {
-  return config_of({{"architectures", {"Qwen3MoeForCausalLM"}},
-                    {"hidden_size", 2048},
-                    {"intermediate_size", 1024},
-                    {"moe_intermediate_size", 1024},
-                    {"num_hidden_layers", 16},
-                    {"num_attention_heads", 16},
-                    {"num_key_value_heads", 16},
-                    {"head_dim", 128},
-                    {"num_experts", 64},
-                    {"num_experts_per_tok", 8},
-                    {"vocab_size", 50304},
-                    {"max_position_embeddings", 1 << 20}},
-                   "olmoe-1b-7b");
+Json olmoe_shape() {
+  return {{"architectures", {"Qwen3MoeForCausalLM"}},
+          {"hidden_size", 2048},
+          {"intermediate_size", 1024},
+          {"moe_intermediate_size", 1024},
+          {"num_hidden_layers", 16},
+          {"num_attention_heads", 16},
+          {"num_key_value_heads", 16},
+          {"head_dim", 128},
+          {"num_experts", 64},
+          {"num_experts_per_tok", 8},
+          {"vocab_size", 50304},
+          {"max_position_embeddings", 1 << 20}};
+}
+
+Json qwen3_moe_shape() {
+  return {{"architectures", {"Qwen3MoeForCausalLM"}},
+          {"hidden_size", 2048},
+          {"intermediate_size", 6144},
+          {"moe_intermediate_size", 768},
+          {"num_hidden_layers", 48},
+          {"num_attention_heads", 32},
+          {"num_key_value_heads", 4},
+          {"head_dim", 128},
+          {"num_experts", 128},
+          {"num_experts_per_tok", 8},
+          {"norm_topk_prob", true},
+          {"vocab_size", 151936},
+          {"rope_theta", 1e6},
+          {"max_position_embeddings", 1 << 20}};
+}
+
+Json gpt_oss_shape() {
+  return {{"architectures", {"GptOssForCausalLM"}},
+          {"hidden_size", 2880},
+          {"intermediate_size", 2880},
+          {"num_hidden_layers", 24},
+          {"num_attention_heads", 64},
+          {"num_key_value_heads", 8},
+          {"head_dim", 64},
+          {"num_local_experts", 32},
+          {"num_experts_per_tok", 4},
+          {"sliding_window", 128},
+          {"vocab_size", 201088},
+          {"rope_theta", 150000.0},
+          {"rope_scaling",
+           {{"rope_type", "yarn"},
+            {"factor", 32.0},
+            {"beta_fast", 32.0},
+            {"beta_slow", 1.0},
+            {"truncate", false},
+            {"original_max_position_embeddings", 4096}}},
+          {"max_position_embeddings", 131072}};
 }
 
 }  // namespace
@@ -341,7 +380,9 @@ ModelConfig named_shape(std::string_view name) {
   if (name == "llama-3.1-8b") return shape(32, 32, 8, 128, 14336, 128256);
   if (name == "llama-2-7b") return shape(32, 32, 32, 128, 11008, 32000);
   if (name == "llama-3.2-1b") return shape(16, 32, 8, 64, 8192, 128256);
-  if (name == "olmoe-1b-7b") return mixture_shape();
+  if (name == "olmoe-1b-7b") return config_of(olmoe_shape(), name);
+  if (name == "qwen3-30b-a3b") return config_of(qwen3_moe_shape(), name);
+  if (name == "gpt-oss-20b") return config_of(gpt_oss_shape(), name);
   if (name == "saap") return shape(1, 4, 1, 128, 14336, 128256);  // what a device of the paper has of a layer
   if (name == "pocket") {
     ModelConfig c = shape(6, 8, 2, 64, 832, 4096);
@@ -352,9 +393,9 @@ ModelConfig named_shape(std::string_view name) {
   std::array<int, 4> n = {};
   if (parse_spelled_shape(name, n)) return shape(n[0], n[1], n[2], n[3], std::int64_t{n[1]} * n[3] * 3, 4096);
   throw InputError(
-      fmt::format("expected a shape llama-3.1-8b, llama-2-7b, llama-3.2-1b, olmoe-1b-7b, pocket, saap or one "
-                  "spelled out as "
-                  "L32q32kv8d128 (group 1 to 16, even d up to {}), found '{}'",
+      fmt::format("expected a shape llama-3.1-8b, llama-2-7b, llama-3.2-1b, olmoe-1b-7b, qwen3-30b-a3b, "
+                  "gpt-oss-20b, pocket, saap or one spelled out as L32q32kv8d128 (group 1 to 16, even d up "
+                  "to {}), found '{}'",
                   kMaxHeadDim, name));
 }
 

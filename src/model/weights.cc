@@ -199,6 +199,7 @@ void set_shapes(ModelWeights& m, const ModelConfig& c, WeightType type) {
     w.gate = sized(Place::gate, i);
     w.up = sized(Place::up, i);
     w.down = sized(Place::down, i);
+    w.sinks = sized(Place::sinks, i);
     if (!c.plan.layer(i).experts) continue;
     w.router = sized(Place::router, i);
     const ExpertWeights expert = {.gate = sized(Place::expert_gate, i),

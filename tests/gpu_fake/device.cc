@@ -32,6 +32,7 @@
 #include "kernels/cuda/device/random.h"
 #include "kernels/cuda/device/sm_count.h"
 #include "kernels/cuda/linear/narrow_linear.h"
+#include "kernels/dequantise.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
 
@@ -434,6 +435,14 @@ void merge_states(float* output, const float* lse, const float* other, const flo
   });
 }
 
+void merge_sinks(float* output, float* lse, const float* sinks, std::int64_t rows, int heads, int d,
+                 StreamHandle stream) {
+  enqueue(stream, [=] {
+    const std::vector<float> nothing(static_cast<std::size_t>(d), 0.0f);
+    for (std::int64_t row = 0; row < rows; ++row)
+      merge_into(output + row * d, lse[row], nothing.data(), sinks[row % heads], d);
+  });
+}
 void merge_parts(const float* outputs, const float* lse, int parts, std::int64_t rows, int d, float* to,
                  float* to_lse, StreamHandle stream) {
   enqueue(stream, [=] {
@@ -478,23 +487,28 @@ std::int64_t Linear::panel_bytes(std::int64_t, std::int64_t, Precision) {
   return 0;
 }
 void Linear::reserve_panel(std::int64_t) {}
-// Models of these tests have no block-quantised weights.
-std::int64_t tiled_bytes(TileFormat, std::int64_t, std::int64_t) {
-  throw RunError("the played GPU has no block-quantised weights");
+// "Tiles" are the numbers that blocks stand for, as float32.
+std::int64_t tiled_bytes(TileFormat, std::int64_t rows, std::int64_t cols) {
+  return rows * cols * std::int64_t{sizeof(float)};
 }
-void pack_tiles(const void*, TileFormat, std::int64_t, std::int64_t, void*, StreamHandle) {
-  throw RunError("the played GPU has no block-quantised weights");
+void pack_tiles(const void* blocks, TileFormat format, std::int64_t rows, std::int64_t cols, void* tiles,
+                StreamHandle stream) {
+  enqueue(stream, [=] {
+    constexpr WeightType kTypes[] = {WeightType::f32,  WeightType::q4_0, WeightType::q4_1, WeightType::q5_0,
+                                     WeightType::q5_1, WeightType::q8_0, WeightType::q4_k, WeightType::q5_k,
+                                     WeightType::q6_k, WeightType::mxfp4};
+    dequantise(kTypes[static_cast<int>(format)], static_cast<const std::byte*>(blocks), rows * cols,
+               static_cast<float*>(tiles));
+  });
 }
 std::int64_t Linear::scratch_bytes(std::int64_t rows, std::int64_t, std::int64_t, std::int64_t,
                                    std::int64_t) {
   return rows * 4;
 }
 
-namespace {
-
 std::vector<float> product(const float* x, std::int64_t n, const DeviceWeight& w, const DeviceWeight& bias) {
   std::vector<float> y(static_cast<std::size_t>(n * w.rows));
-  matmul({x, n, w.cols}, w.data, w.type, w.rows, {y.data(), n, w.rows}, pool());
+  matmul({x, n, w.cols}, w.data, w.tiled() ? DType::f32 : w.type, w.rows, {y.data(), n, w.rows}, pool());
   if (bias.data == nullptr) return y;
   const auto b = widened(bias.data, bias.type, w.rows);
   for (std::size_t i = 0; i < y.size(); ++i) y[i] += b[i % b.size()];
@@ -514,14 +528,36 @@ std::vector<float> normed(const float* x, std::int64_t n, const DeviceWeight& we
   return y;
 }
 
+namespace {
+
 void add_now(std::vector<float> y, std::int64_t n, const Addition& addition, float* x) {
   if (addition.norm.data != nullptr) y = normed(y.data(), n, addition.norm, addition.eps);
   for (std::size_t i = 0; i < y.size(); ++i) x[i] += y[i] * addition.multiplier;
 }
 
-float gelu_tanh(float x) {
+float gelu_tanh_of(float x) {
   return 0.5f * x * (1.0f + std::tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
 }
+
+}  // namespace
+
+float activated(const Activation& activation, float gate, float up) {
+  using enum Activation::Kind;
+  if (activation.kind == gelu_tanh) return gelu_tanh_of(gate) * up;
+  if (activation.kind == silu) return gate / (1.0f + std::exp(-gate)) * up;
+  const float g = std::min(gate, activation.limit), u = std::clamp(up, -activation.limit, activation.limit);
+  return g / (1.0f + std::exp(-1.702f * g)) * (u + 1.0f);
+}
+
+std::vector<float> fed_forward(const Linear::MlpArguments& a, std::int64_t n, const float* x) {
+  const auto h = normed(x, n, a.norm, a.eps);
+  auto gate = product(h.data(), n, a.gate, a.gate_bias);
+  const auto up = product(h.data(), n, a.up, a.up_bias);
+  for (std::size_t i = 0; i < gate.size(); ++i) gate[i] = activated(a.activation, gate[i], up[i]);
+  return product(gate.data(), n, a.down, a.down_bias);
+}
+
+namespace {
 
 void rotate(float* x, std::int64_t d, std::int32_t position, const Linear::QkvArguments& a) {
   const float scale = a.rope_scale;
@@ -588,12 +624,7 @@ void Linear::add(const float* y, std::int64_t n, std::int64_t hidden, const Addi
 }
 void Linear::mlp(const MlpArguments& a, std::int64_t n, float* x) {
   enqueue(impl_->stream, [=] {
-    const auto h = normed(x, n, a.norm, a.eps);
-    auto gate = product(h.data(), n, a.gate, a.gate_bias);
-    const auto up = product(h.data(), n, a.up, a.up_bias);
-    for (std::size_t i = 0; i < gate.size(); ++i)
-      gate[i] = (a.gelu ? gelu_tanh(gate[i]) : gate[i] / (1.0f + std::exp(-gate[i]))) * up[i];
-    auto y = product(gate.data(), n, a.down, a.down_bias);
+    auto y = fed_forward(a, n, x);
     if (a.to != nullptr)
       std::copy(y.begin(), y.end(), a.to);
     else
@@ -656,9 +687,10 @@ void embed(const std::int32_t* tokens, std::int64_t n, const DeviceWeight& embed
            StreamHandle stream, float multiplier) {
   enqueue(stream, [=] {
     const std::int64_t d = embedding.cols;
+    const DType type = embedding.tiled() ? DType::f32 : embedding.type;
     for (std::int64_t t = 0; t < n; ++t)
-      kernels().widen(static_cast<const char*>(embedding.data) + tokens[t] * d * bytes_of(embedding.type),
-                      embedding.type, d, x + t * d);
+      kernels().widen(static_cast<const char*>(embedding.data) + tokens[t] * d * bytes_of(type), type, d,
+                      x + t * d);
   });
   scale_and_cap(x, n * embedding.cols, multiplier, 0.0f, stream);
 }

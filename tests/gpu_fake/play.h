@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/cuda/device/device.h"
+#include "kernels/cuda/linear/linear.h"
 #include "lodestone/types.h"
 
 namespace lode::cuda {
@@ -20,5 +21,12 @@ inline constexpr std::int64_t kPlayedMemory = std::int64_t{1} << 34;  ///< unles
 void play_held_clusters(std::int64_t bytes);
 std::int64_t left_to_index();
 std::vector<float> widened(const void* from, DType type, std::int64_t n);
+/// x w^T + bias, [n, w.rows].
+std::vector<float> product(const float* x, std::int64_t n, const DeviceWeight& w, const DeviceWeight& bias);
+/// rms_norm(x) with a gain, [n, weight.cols].
+std::vector<float> normed(const float* x, std::int64_t n, const DeviceWeight& weight, float eps);
+float activated(const Activation& activation, float gate, float up);
+/// What is added of a feed-forward of every token, [n, D].
+std::vector<float> fed_forward(const Linear::MlpArguments& a, std::int64_t n, const float* x);
 
 }  // namespace lode::cuda

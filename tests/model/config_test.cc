@@ -179,6 +179,8 @@ TEST(NamedShapes, KnownAndSpelledOut) {
   EXPECT_EQ(named_shape("llama-3.2-1b").head_dim, 64);
   EXPECT_TRUE(named_shape("pocket").tied_embeddings);
   EXPECT_EQ(named_shape("olmoe-1b-7b").plan.experts.used, 8);
+  EXPECT_EQ(named_shape("qwen3-30b-a3b").plan.experts.count, 128);
+  EXPECT_TRUE(named_shape("gpt-oss-20b").plan.sinks);
   const ModelConfig c = named_shape("L3q12kv4d96");
   EXPECT_EQ(c.layers, 3);
   EXPECT_EQ(c.query_heads, 12);

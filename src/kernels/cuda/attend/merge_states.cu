@@ -24,6 +24,19 @@ __global__ void merge_kernel(float* output, const float* lse, const float* other
   }
 }
 
+__global__ void sinks_kernel(float* output, float* lse, const float* sinks, int heads, int d) {
+  const std::int64_t row = blockIdx.x;
+  const float mine = lse[row], sink = sinks[row % heads], peak = fmaxf(mine, sink);
+  if (sink == -INFINITY) return;
+  const float a = mine == -INFINITY ? 0.0f : expf(mine - peak), sum = a + expf(sink - peak);
+  for (int i = threadIdx.x; i < d; i += kThreads) {
+    float& x = output[row * d + i];
+    x = a == 0.0f ? 0.0f : x * (a / sum);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) lse[row] = peak + logf(sum);
+}
+
 // A part whose lse is NaN makes the row NaN.
 __global__ void merge_parts_kernel(const float* outputs, const float* lse, int parts, int d, float* to,
                                    float* to_lse) {
@@ -115,6 +128,13 @@ void merge_parts(const float* outputs, const float* lse, int parts, std::int64_t
   if (rows == 0) return;
   merge_parts_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(outputs, lse, parts, d, to,
                                                                            to_lse);
+  LODE_LAUNCHED();
+}
+
+void merge_sinks(float* output, float* lse, const float* sinks, std::int64_t rows, int heads, int d,
+                 StreamHandle stream) {
+  if (rows == 0) return;
+  sinks_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(output, lse, sinks, heads, d);
   LODE_LAUNCHED();
 }
 

@@ -17,6 +17,10 @@ void merge_parts(const float* outputs /*[parts, rows, d]*/, const float* lse /*[
                  std::int64_t rows, int d, float* to /*[rows, d]*/, float* to_lse /*[rows]*/,
                  StreamHandle stream);
 
+/// Merges a key of no value into every row: with score sinks[r % heads] of query head r % heads.
+void merge_sinks(float* output /*[rows, d]*/, float* lse /*[rows]*/, const float* sinks /*[heads]*/,
+                 std::int64_t rows, int heads, int d, StreamHandle stream);
+
 /// A state of each row over keys of its own.
 struct StatePart {
   const float* output = nullptr;  // [rows, d]

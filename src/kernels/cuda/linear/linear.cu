@@ -264,7 +264,7 @@ void Linear::mlp(const MlpArguments& a, std::int64_t n, float* x) {
   step.cols = a.gate.cols;
   step.gate_bias = vector_of(a.gate_bias);
   step.up_bias = vector_of(a.up_bias);
-  step.gelu = a.gelu;
+  step.activation = a.activation;
   step.act = m.operand();
   step.act_type = down_streams ? DType::f32 : m.operand_type(a.down);
   if (m.streams(n, {&a.gate, &a.up}) && a.gate.tiled() && a.gate.format == a.up.format) {
@@ -272,7 +272,7 @@ void Linear::mlp(const MlpArguments& a, std::int64_t n, float* x) {
   } else if (m.streams(n, {&a.gate, &a.up}) && same_type({&a.gate, &a.up})) {
     with_type(a.gate.type, [&](auto type) {
       m.one_kernel(GateUpStep{as(a.gate, type), as(a.up, type), step.rows, step.cols, step.gate_bias,
-                              step.up_bias, step.act, step.act_type, step.gelu},
+                              step.up_bias, step.act, step.act_type, step.activation},
                    input);
     });
   } else {

@@ -32,6 +32,12 @@ struct QueryGrowth {
   std::int64_t start = 1;
 };
 
+/// What the products of gate and up become, as layer_plan.h says of each kind.
+struct Activation {
+  enum class Kind : std::uint8_t { silu, gelu_tanh, clamped_silu } kind = Kind::silu;
+  float limit = 0.0f;  ///< of clamped_silu
+};
+
 /// How what a layer computes comes to the stream: x += multiplier * norm(y), the norm only where there is one.
 struct Addition {
   DeviceWeight norm;
@@ -83,7 +89,7 @@ class Linear {
   struct MlpArguments {
     DeviceWeight norm, gate, up, down, gate_bias, up_bias, down_bias;
     float eps = 1e-5f;
-    bool gelu = false;  ///< tanh's GELU in place of SiLU
+    Activation activation;
     Addition addition = {};
     float* to = nullptr;  ///< [n, D] where y goes instead of being added, for a sum over GPUs; or null
   };

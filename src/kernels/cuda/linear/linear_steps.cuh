@@ -63,7 +63,17 @@ __device__ __forceinline__ float gelu_tanh(float x) {
   return 0.5f * x * (1.0f + tanhf(0.7978845608f * (x + 0.044715f * x * x * x)));
 }
 
-/// act = activation(gate) * up
+__device__ __forceinline__ float activate(const Activation& activation, float gate, float up) {
+  if (activation.kind == Activation::Kind::gelu_tanh) return gelu_tanh(gate) * up;
+  if (activation.kind == Activation::Kind::silu) return gate / (1.0f + expf(-gate)) * up;
+  const float limit = activation.limit, g = gate > limit ? limit : gate,
+              u = up > limit    ? limit
+                  : up < -limit ? -limit
+                                : up;
+  return g / (1.0f + expf(-1.702f * g)) * (u + 1.0f);
+}
+
+/// act = activation(gate, up)
 template <class W>
 struct GateUpStep {
   using Weight = W;
@@ -72,7 +82,7 @@ struct GateUpStep {
   Vector gate_bias, up_bias;  // [rows]
   void* act = nullptr;        // [n, rows]
   DType act_type = DType::f32;
-  bool gelu = false;  ///< instead of SiLU
+  Activation activation;
 
   __host__ __device__ std::int64_t pairs() const { return rows; }
   __device__ RowPair<W> pair(std::int64_t p) const { return {gate + p * cols, up + p * cols}; }
@@ -85,7 +95,7 @@ struct GateUpStep {
   __device__ void finish(std::int64_t p, std::int64_t n, float a, float b, const Before& at) const {
     a += at.gate_bias;
     b += at.up_bias;
-    store_as(act, act_type, n * rows + p, (gelu ? gelu_tanh(a) : a / (1.0f + expf(-a))) * b);
+    store_as(act, act_type, n * rows + p, activate(activation, a, b));
   }
 };
 

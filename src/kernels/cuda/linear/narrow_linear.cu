@@ -159,7 +159,7 @@ __global__ void join_kernel(const Halves y, std::int64_t n, std::int64_t first, 
 
 /// The two halves of activation(gate) * up, of n rows; zeros for the others.
 __global__ void activate_kernel(const Halves y, std::int64_t n, std::int64_t cols, const Vector gate_bias,
-                                const Vector up_bias, bool gelu, Half* to) {
+                                const Vector up_bias, const Activation activation, Half* to) {
   release_successor();
   wait_for_predecessor();
   const std::int64_t at = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -168,7 +168,7 @@ __global__ void activate_kernel(const Halves y, std::int64_t n, std::int64_t col
   float act = 0.0f;
   if (row < n) {
     const float a = y.at(row, i) + gate_bias.or_zero(i), b = y.at(row, cols + i) + up_bias.or_zero(i);
-    act = (gelu ? gelu_tanh(a) : a / (1.0f + expf(-a))) * b;
+    act = activate(activation, a, b);
   }
   put_halves(act, row, cols, i, to);
 }
@@ -378,7 +378,7 @@ void NarrowLinear::mlp(const Linear::MlpArguments& a, std::int64_t n, float* x, 
   m.split_unless_ready({x, vector_of(a.norm), a.eps, n, a.gate.cols});
   const Halves y = m.product({&a.gate, &a.up});
   m.early(blocks_for(kNarrowRows * a.gate.rows))(activate_kernel, y, n, a.gate.rows, vector_of(a.gate_bias),
-                                                 vector_of(a.up_bias), a.gelu, m.operand());
+                                                 vector_of(a.up_bias), a.activation, m.operand());
   m.add(m.product({&a.down}), n, a.down, a.down_bias, a.addition, x, next);
 }
 

@@ -11,6 +11,7 @@
 //   the fifth bit     [32 lanes][2 words: i / 2]: bit 2 (2 (i % 2) + word) + part of each byte
 //   bits 5 and 6      [32 lanes][4 words: i]: bits 2 (2 word + part) and above of each byte
 //   scales            [8 rows][4 lanes] first, as each codec says
+//   MXFP4's codes     as those of 4 bits, but part 0 has the low half of a word and part 1 the high half
 //
 // Codes of formats whose values are code - 2^(bits - 1) are stored in two's complement. A codec shifts codes to
 // where extracting is cheapest, so bytes are `factor` times the code.
@@ -36,7 +37,7 @@ __device__ __forceinline__ float half_of(unsigned both, int i) {
 /// Codes of 4 bits, two's complement or from 0 to 15. `load` takes those of products 2 u and 2 u + 1.
 template <bool Signed>
 struct Codes4 {
-  static constexpr bool kSigned = Signed;
+  static constexpr bool kSigned = Signed, kHalves = false;
   static constexpr int kBytes = kCodeBytes4, kBits = 4;
   uint4 low;
   __device__ __forceinline__ void load(const char* tile, int lane, int u) {
@@ -86,7 +87,7 @@ struct Codes6 : Codes4<true> {
 };
 
 struct Codes8 {
-  static constexpr bool kSigned = true;
+  static constexpr bool kSigned = true, kHalves = false;
   static constexpr int kBytes = kTileRows * kTileColumns, kBits = 8;
   uint4 raw[2];
   __device__ __forceinline__ void load(const char* tile, int lane, int u) {
@@ -100,6 +101,26 @@ struct Codes8 {
   __device__ __forceinline__ unsigned bytes(int i, int part, int word) const {
     const unsigned words[4] = {raw[part].x, raw[part].y, raw[part].z, raw[part].w};
     return words[2 * i + word];
+  }
+};
+
+/// Numbers of 4 bits: a sign, an exponent of 2 and a mantissa of 1 (E2M1), times two. Four magnitudes are looked up at
+/// once; the sign bit of each, repeated over its byte, turns those of negative ones. No code is a negative zero.
+struct CodesE2M1 {
+  static constexpr bool kSigned = true, kHalves = true;
+  static constexpr int kBytes = kCodeBytes4, kBits = 4;
+  static constexpr unsigned kLow = 0x03020100u, kHigh = 0x0c080604u;  // 0, 1, 2, 3, 4, 6, 8, 12
+  uint4 raw;
+  __device__ __forceinline__ void load(const char* tile, int lane, int u) {
+    raw = *reinterpret_cast<const uint4*>(tile + u * 512 + lane * 16);
+  }
+  static constexpr int factor(int) { return 1; }
+  __device__ __forceinline__ unsigned bytes(int i, int part, int word) const {
+    const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w}, w = words[2 * i + word];
+    const unsigned magnitude = __byte_perm(kLow, kHigh, (part == 0 ? w : w >> 16) & 0x7777u);
+    // Selectors of 8 and above repeat a byte's highest bit: of w << 4 for even codes, of w for odd ones.
+    const unsigned negative = __byte_perm(w << 4, w, part == 0 ? 0xd9c8u : 0xfbeau);
+    return (magnitude ^ negative) + (negative & 0x01010101u);
   }
 };
 
@@ -178,6 +199,23 @@ struct BlockCodec {
   }
 };
 
+/// An exponent of 8 bits a block of 32: [8 rows][4 lanes] two.
+struct Mxfp4Codec {
+  using Codes = CodesE2M1;
+  static constexpr int kColumns = 32, kBytes = Codes::kBytes + kTileRows * 8;
+  static constexpr bool kMinima = false;
+  unsigned exponents;
+  __device__ __forceinline__ void load(const char* tile, int lane) {
+    exponents = *reinterpret_cast<const std::uint16_t*>(tile + Codes::kBytes + lane * 2);
+  }
+  /// 2^(exponent - 127), halved since codes are doubled; the two least are no normal numbers.
+  __device__ __forceinline__ float scale(int part, int) const {
+    const unsigned e = exponents >> 8 * part & 255;
+    return __uint_as_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
+  }
+  __device__ __forceinline__ float common() const { return 1.0f; }
+};
+
 template <TileFormat F>
 struct CodecOf;
 template <>
@@ -212,6 +250,10 @@ template <>
 struct CodecOf<TileFormat::q6_k> {
   using Type = Q6KCodec;
 };
+template <>
+struct CodecOf<TileFormat::mxfp4> {
+  using Type = Mxfp4Codec;
+};
 template <TileFormat F>
 using Codec = typename CodecOf<F>::Type;
 
@@ -236,6 +278,8 @@ void with_format(TileFormat format, const Body& body) {
       return body(std::integral_constant<TileFormat, q5_k>());
     case q6_k:
       return body(std::integral_constant<TileFormat, q6_k>());
+    case mxfp4:
+      return body(std::integral_constant<TileFormat, mxfp4>());
     case none:
       break;
   }

@@ -76,6 +76,36 @@ void stream_gate_up(const GateUpStep<float>& gate_up, const DeviceWeight& gate, 
   stream(step, input, handle);
 }
 
+std::int64_t tile_expert_rows_at_once(const DeviceWeight& w) {
+  const int rows = w.tiled() ? tile_rows_at_once(w.cols, w.format) : 0;
+  return rows == 8 ? 8 : std::min(rows, 1);  // there are kernels of experts for these
+}
+
+void stream_expert_product(const DeviceWeight& w, int count, const Vector& bias, const StepInput& input,
+                           float* y, const ExpertTiles& experts, StreamHandle handle) {
+  const std::int64_t rows = w.rows / count;
+  TileStep step = step_of(TileStep::Kind::rows, w);
+  step.matrices[0] = static_cast<const char*>(w.data);
+  step.count = static_cast<int>((rows + 2 * kTileRows - 1) / (2 * kTileRows));
+  step.plain = {rows, bias, y, false};
+  step.experts = experts;
+  step.experts.stride = tiled_bytes(w.format, rows, w.cols);
+  stream_tiles(step, input, handle);
+}
+
+void stream_expert_gate_up(const GateUpStep<float>& gate_up, const DeviceWeight& gate, const DeviceWeight& up,
+                           int count, const StepInput& input, const ExpertTiles& experts,
+                           StreamHandle handle) {
+  TileStep step = step_of(TileStep::Kind::gate_up, gate);
+  step.matrices[0] = static_cast<const char*>(gate.data);
+  step.matrices[1] = static_cast<const char*>(up.data);
+  step.count = static_cast<int>((gate.rows / count + kTileRows - 1) / kTileRows);
+  step.gate_up = gate_up;
+  step.experts = experts;
+  step.experts.stride = tiled_bytes(gate.format, gate.rows / count, gate.cols);
+  stream_tiles(step, input, handle);
+}
+
 bool streams_heads(const QkvStep<float>& step) {
   return step.half % kTileRows == 0 && step.half > kTileRows;
 }

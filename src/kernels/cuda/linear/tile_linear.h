@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/linear/linear_kernels.h"
+#include "kernels/cuda/linear/tile_steps.cuh"
 #include "lodestone/error.h"
 
 namespace lode::cuda {
@@ -17,6 +18,15 @@ void stream_product(const DeviceWeight& w, const Vector& bias, const StepInput& 
 /// act = activation(gate) * up; both weights are of one format.
 void stream_gate_up(const GateUpStep<float>& step, const DeviceWeight& gate, const DeviceWeight& up,
                     const StepInput& input, StreamHandle stream);
+/// Rows of experts' steps that the kernels take at once; 0 where they have no room, or the matrix is not in tiles.
+std::int64_t tile_expert_rows_at_once(const DeviceWeight& w);
+/// y[slot, :] = x w^T + bias by the matrix of each slot's expert, of `count` that lie behind one another in w.
+void stream_expert_product(const DeviceWeight& w, int count, const Vector& bias, const StepInput& input,
+                           float* y, const ExpertTiles& experts, StreamHandle stream);
+/// act[slot, :] = activation(gate, up); both weights are of one format.
+void stream_expert_gate_up(const GateUpStep<float>& step, const DeviceWeight& gate, const DeviceWeight& up,
+                           int count, const StepInput& input, const ExpertTiles& experts,
+                           StreamHandle stream);
 /// Whether pairs of a rotated head fill tiles.
 bool streams_heads(const QkvStep<float>& step);
 /// Queries, keys and values in as many launches as there are formats.

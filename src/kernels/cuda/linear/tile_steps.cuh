@@ -5,6 +5,7 @@
 // each kind would be compiled for every format.
 #pragma once
 
+#include "kernels/cuda/experts/routing.h"
 #include "kernels/cuda/linear/linear_steps.cuh"
 #include "kernels/cuda/linear/tile_codec.cuh"
 
@@ -18,6 +19,15 @@ struct TileRows {
   bool add = false;
 };
 
+/// A step over the matrices of experts that lie behind one another. Outputs go to slots (routing.h).
+struct ExpertTiles {
+  Routing routing;
+  std::int64_t stride = 0;  ///< bytes from an expert's tiles to the next one's
+  int most_groups = 0;      ///< experts that can be chosen; 0: a matrix of all tokens
+  bool by_slot = false;     ///< inputs are those of slots, not of tokens
+  bool known = false;       ///< the routing was there before the kernel in front of this one began
+};
+
 struct TileStep {
   enum class Kind { rows, gate_up, qkv };
   Kind kind = Kind::rows;
@@ -29,6 +39,7 @@ struct TileStep {
   TileRows plain;
   GateUpStep<float> gate_up;
   QkvStep<float> qkv;
+  ExpertTiles experts;
 
   /// The tiles of rows a and b of a twin. b is a where there are no rows b.
   __device__ void tiles(int twin, const char*& a, const char*& b) const {
@@ -62,17 +73,18 @@ struct TileStep {
     if (kind == Kind::rows) return std::int64_t{twin} * 16 + i < plain.rows;
     return kind == Kind::qkv || std::int64_t{twin} * kTileRows + i < gate_up.rows;
   }
-  __device__ Before before(int twin, int i, std::int64_t n) const {
+  /// Biases of experts lie behind one another.
+  __device__ Before before(int twin, int i, std::int64_t n, int expert) const {
     Before known;
     if (kind == Kind::rows) {
       const std::int64_t row = std::int64_t{twin} * 16 + i, other = row + kTileRows;
       const bool both = other < plain.rows;
-      known.plain.bias_a = plain.bias.or_zero(row);
-      if (both) known.plain.bias_b = plain.bias.or_zero(other);
+      known.plain.bias_a = plain.bias.or_zero(expert * plain.rows + row);
+      if (both) known.plain.bias_b = plain.bias.or_zero(expert * plain.rows + other);
       if (plain.add) known.plain.a = plain.y[n * plain.rows + row];
       if (plain.add && both) known.plain.b = plain.y[n * plain.rows + other];
     } else if (kind == Kind::gate_up) {
-      known.gate_up = gate_up.before(std::int64_t{twin} * kTileRows + i, n);
+      known.gate_up = gate_up.before(expert * gate_up.rows + std::int64_t{twin} * kTileRows + i, n);
     } else {
       known.qkv = qkv.before(std::int64_t{twin} * kTileRows + i, n);
     }

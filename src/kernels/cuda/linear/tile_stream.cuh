@@ -150,7 +150,8 @@ __device__ __forceinline__ void multiply_group(const char* twin, const char* inp
   }
 }
 
-template <class C, int N, int Warps>
+/// kExperts: a block multiplies rows of one expert's matrix by the rows that chose it.
+template <class C, int N, int Warps, bool kExperts>
 class Streamer {
  public:
   __device__ Streamer(const TileStep& step, const StepInput& in, const Plan& plan, char* memory)
@@ -163,12 +164,18 @@ class Streamer {
         ring_(memory + kHeadBytes<N> + warp_ * plan.depth * kSlotBytes),
         ring_address_(shared_address(ring_) + static_cast<unsigned>(lane_) * 16),
         inputs_(memory + kHeadBytes<N> + Warps * plan.depth * kSlotBytes),
-        groups_(reinterpret_cast<Group*>(inputs_ + plan.groups * N * 2 * kTileColumns)) {
-    const int first = static_cast<int>(blockIdx.x);
-    mine_ = step.count > first ? (step.count - first - 1) / static_cast<int>(gridDim.x) + 1 : 0;
+        groups_(reinterpret_cast<Group*>(inputs_ + plan.groups * N * 2 * kTileColumns)),
+        rows_(static_cast<int>(in.n)),
+        first_(static_cast<int>(blockIdx.x)),
+        stride_(static_cast<int>(gridDim.x)) {
+    if constexpr (!kExperts) count_twins();
   }
 
   __device__ void run() {
+    if constexpr (kExperts) {
+      if (!step_.experts.known) wait_for_predecessor();
+      if (!take_expert()) return;
+    }
     if (threadIdx.x == 0) {
       for (int i = 0; i < kBuffers; ++i) {
         shared_.full[i].init(Warps);
@@ -203,7 +210,7 @@ class Streamer {
         if (group < plan_.groups)
           multiply_group<C, N>(ring_ + slot * kSlotBytes,
                                active ? mine + group * N * kRowBytes : shared_.zeros, active ? kRowBytes : 0,
-                               static_cast<int>(in_.n), groups_ + group * N, lane_, total_[0]);
+                               rows_, groups_ + group * N, lane_, total_[0]);
         exchange_sums();
         __syncwarp();
         load(slot);
@@ -216,15 +223,42 @@ class Streamer {
  private:
   static constexpr int kSlotBytes = 2 * C::kBytes, kRowBytes = 2 * kTileColumns;  // a group of an input row
 
-  __device__ int twin(int i) const {
-    return step_.first + static_cast<int>(blockIdx.x) + i * static_cast<int>(gridDim.x);
+  __device__ void count_twins() {
+    mine_ = step_.count > first_ ? (step_.count - first_ - 1) / stride_ + 1 : 0;
+  }
+  /// Blocks are dealt to the experts that somebody chose, as many to each. False: there is none for this one.
+  __device__ bool take_expert() {
+    const ExpertTiles& e = step_.experts;
+    const int experts = *e.routing.groups;
+    stride_ = static_cast<int>(gridDim.x) / max(experts, 1);
+    const int group = static_cast<int>(blockIdx.x) / max(stride_, 1);
+    if (group >= experts) return false;
+    first_ = static_cast<int>(blockIdx.x) % stride_;
+    expert_ = e.routing.expert[group];
+    const int begin = e.routing.begin[group];
+    rows_ = e.routing.begin[group + 1] - begin;
+    slots_ = e.routing.order + begin;
+    count_twins();
+    return mine_ > 0;
+  }
+  __device__ int twin(int i) const { return step_.first + first_ + i * stride_; }
+  /// Where row r of this block comes from, and where it goes.
+  __device__ int input_row(int r) const {
+    if constexpr (!kExperts) return r;
+    return step_.experts.by_slot ? slots_[r] : slots_[r] / step_.experts.routing.used;
+  }
+  __device__ int output_row(int r) const {
+    if constexpr (!kExperts) return r;
+    return slots_[r];
   }
   /// Where this lane reads.
   __device__ void point_at_twin() {
     if (load_twin_ >= mine_) return;
     step_.tiles(twin(load_twin_), a_, b_);
-    a_ += lane_ * 16;
-    b_ += lane_ * 16;
+    std::int64_t ahead = lane_ * 16;
+    if constexpr (kExperts) ahead += expert_ * step_.experts.stride;
+    a_ += ahead;
+    b_ += ahead;
   }
   /// The next group of this warp, both tiles.
   __device__ __forceinline__ void load(int slot) {
@@ -276,20 +310,19 @@ class Streamer {
 
   /// Quantises the inputs, a warp a group at a time; the first one's gain is there.
   __device__ __forceinline__ void stage(float (&gain)[8]) {
-    const int rows = static_cast<int>(in_.n);
     bool known = true;
-    for (Item at = first_item(); at.row < rows;) {
+    for (Item at = first_item(); at.row < rows_;) {
       float x[kBatch][8];
       Item items[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         items[i] = at;
         at.advance(plan_.groups);
-        if (items[i].row < rows) read_eight(items[i].row, items[i].group, x[i]);
+        if (items[i].row < rows_) read_eight(items[i].row, items[i].group, x[i]);
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (items[i].row >= rows) break;
+        if (items[i].row >= rows_) break;
         if (!known) read_gain(items[i].group, gain);
         known = false;
         stage_eight(items[i].row, items[i].group, x[i], gain);
@@ -306,7 +339,7 @@ class Streamer {
     const std::int64_t at = std::int64_t{group} * kTileColumns + lane_ * 8;
     float4 a = {}, b = {};
     if (at < in_.cols) {
-      const auto* from = reinterpret_cast<const float4*>(in_.x + r * in_.cols + at);
+      const auto* from = reinterpret_cast<const float4*>(in_.x + input_row(r) * in_.cols + at);
       a = from[0], b = from[1];
     }
     x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
@@ -419,7 +452,7 @@ class Streamer {
   /// 1 / rms of each row.
   __device__ void find_norms() {
     if (in_.gain.data == nullptr) return;
-    for (int r = 0; r < static_cast<int>(in_.n); ++r) {
+    for (int r = 0; r < rows_; ++r) {
       double sum = 0;
       for (int g = lane_; g < plan_.groups; g += 32) sum += static_cast<double>(groups_[g * N + r].squares);
       for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
@@ -433,8 +466,8 @@ class Streamer {
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
       const int which = lane_ + 32 * k;
-      if (which / kTileRows < in_.n && step_.inside(twin(i), which % kTileRows))
-        known[k] = step_.before(twin(i), which % kTileRows, which / kTileRows);
+      if (which / kTileRows < rows_ && step_.inside(twin(i), which % kTileRows))
+        known[k] = step_.before(twin(i), which % kTileRows, output_row(which / kTileRows), expert_);
     }
   }
   /// Adds the warps' sums in their order and finishes the rows.
@@ -458,9 +491,9 @@ class Streamer {
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
       const int which = lane_ + 32 * k, row = which / kTileRows;
-      if (row >= in_.n || !step_.inside(at, which % kTileRows)) continue;
+      if (row >= rows_ || !step_.inside(at, which % kTileRows)) continue;
       const float scale = in_.gain.data != nullptr ? inverse[k] : 1.0f;
-      step_.finish(at, which % kTileRows, row, a[k] * scale, b[k] * scale, known[k]);
+      step_.finish(at, which % kTileRows, output_row(row), a[k] * scale, b[k] * scale, known[k]);
     }
   }
 
@@ -473,6 +506,10 @@ class Streamer {
   const unsigned ring_address_;
   char* const inputs_;
   Group* const groups_;
+  int rows_;            // inputs of this block
+  int first_, stride_;  // its twins: every stride-th from the first on
+  int expert_ = 0;
+  const int* slots_ = nullptr;         // [rows] of its expert
   int mine_ = 0;                       // twins of this block
   int load_twin_ = 0, load_turn_ = 0;  // what is loaded next
   const char *a_ = nullptr, *b_ = nullptr;
@@ -480,13 +517,13 @@ class Streamer {
   float inverse_ = 1.0f;  // in lane r of the finishing warp: of row r's norm
 };
 
-template <TileFormat F, int N, int Warps>
+template <TileFormat F, int N, int Warps, bool kExperts>
 __global__ __launch_bounds__(Warps * 32 + 32,
                              16 / Warps) void stream_kernel(const __grid_constant__ TileStep step,
                                                             const __grid_constant__ StepInput in,
                                                             const __grid_constant__ Plan plan) {
   extern __shared__ __align__(128) char memory[];
-  Streamer<Codec<F>, N, Warps>(step, in, plan, memory).run();
+  Streamer<Codec<F>, N, Warps, kExperts>(step, in, plan, memory).run();
 }
 
 /// The deepest ring that leaves room for the inputs, and with few warps for a block of the kernel behind, which
@@ -507,10 +544,10 @@ inline Plan plan_for(std::int64_t cols, int head_bytes, int tile_bytes, int n, i
   return plan;
 }
 
-template <TileFormat F, int N, int Warps>
+template <TileFormat F, int N, int Warps, bool kExperts = false>
 void launch_plan(const TileStep& step, const StepInput& input, const Plan& plan, StreamHandle stream) {
   LODE_ASSERT(plan.depth > 0 && input.n <= N);
-  const auto kernel = stream_kernel<F, N, Warps>;
+  const auto kernel = stream_kernel<F, N, Warps, kExperts>;
   static PerDevice<bool> prepared;
   prepared.get([=] {  // once, for the widest input
     LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -521,7 +558,8 @@ void launch_plan(const TileStep& step, const StepInput& input, const Plan& plan,
                                    cudaSharedmemCarveoutMaxShared));
     return true;
   });
-  const int blocks = std::min(step.count, device_shape().multiprocessors);
+  const int blocks = kExperts ? std::max(step.experts.most_groups, device_shape().multiprocessors)
+                              : std::min(step.count, device_shape().multiprocessors);
   EarlyLaunch(dim3(static_cast<unsigned>(blocks)), Warps * 32 + 32,
               shared_bytes(kHeadBytes<N>, Codec<F>::kBytes, N, plan), 1, stream)(kernel, step, input, plan);
 }
@@ -537,8 +575,17 @@ void launch(const TileStep& step, const StepInput& input, StreamHandle stream) {
   launch_plan<F, N, kSums / 2>(step, input, plan, stream);
 }
 
+/// Kernels for one token and for several.
+template <TileFormat F, int N>
+void launch_experts(const TileStep& step, const StepInput& input, StreamHandle stream) {
+  const Plan plan = plan_for(input.cols, kHeadBytes<N>, Codec<F>::kBytes, N, kSums / 2);
+  launch_plan<F, N, kSums / 2, true>(step, input, plan, stream);
+}
+
 template <TileFormat F>
 void launch_rows(const TileStep& step, const StepInput& input, StreamHandle stream) {
+  if (step.experts.most_groups > 0 && input.n == 1) return launch_experts<F, 1>(step, input, stream);
+  if (step.experts.most_groups > 0) return launch_experts<F, 8>(step, input, stream);
   if (input.n == 1) return launch<F, 1>(step, input, stream);
   if (input.n == 2) return launch<F, 2>(step, input, stream);
   if (input.n <= 4) return launch<F, 4>(step, input, stream);

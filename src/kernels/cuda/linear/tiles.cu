@@ -95,6 +95,23 @@ struct Q6KBlock {
   }
 };
 
+/// Blocks of 32: an exponent, then codes. A negative zero becomes a zero.
+struct Mxfp4Block {
+  static constexpr int kColumns = 32, kBytes = 17;
+  static __device__ unsigned code(const Row& row, std::int64_t column) {
+    const int j = static_cast<int>(column % 32);
+    const unsigned code = row.byte(column / 32 * kBytes + 1 + j % 16) >> (j < 16 ? 0 : 4) & 15;
+    return code == 8 ? 0 : code;
+  }
+  static __device__ void put_scales(const Row& row, std::int64_t column, std::int64_t end, int r,
+                                    char* scales) {
+    for (int block = 0; block < 8; ++block)
+      if (column + block * 32 < end)
+        scales[r * 8 + block % 4 * 2 + block / 4] =
+            static_cast<char>(row.byte((column / 32 + block) * kBytes));
+  }
+};
+
 template <TileFormat F>
 struct BlockOf;
 template <>
@@ -129,6 +146,10 @@ template <>
 struct BlockOf<TileFormat::q6_k> {
   using Type = Q6KBlock;
 };
+template <>
+struct BlockOf<TileFormat::mxfp4> {
+  using Type = Mxfp4Block;
+};
 
 // ---- Packing: a warp makes one tile, word by word.
 
@@ -152,12 +173,13 @@ struct Packer {
   static __device__ int first_column(int lane, int part, int i, int word) {
     return part * 128 + lane % 4 * 32 + i * 8 + word * 4;
   }
-  __device__ unsigned nibbles(int lane, int i, int word) const {
+  /// A word of 4-bit codes of both parts; `halves`: they have a half each, not a nibble of each byte.
+  __device__ unsigned nibbles(int lane, int i, int word, bool halves) const {
     unsigned all = 0;
     for (int b = 0; b < 4; ++b) {
       const unsigned a = code(lane / 4, first_column(lane, 0, i, word) + b) & 15,
                      other = code(lane / 4, first_column(lane, 1, i, word) + b) & 15;
-      all |= (a | other << 4) << 8 * b;
+      all |= halves ? a << 4 * b | other << (16 + 4 * b) : (a | other << 4) << 8 * b;
     }
     return all;
   }
@@ -194,7 +216,7 @@ __global__ __launch_bounds__(kThreads) void pack_kernel(const PackInput in, std:
     for (int i = 0; i < 4; ++i) {
       for (int word = 0; word < 2; ++word) {
         unsigned* const to = words + i / 2 * 128 + lane * 4 + i % 2 * 2 + word;
-        if constexpr (Codes::kBits < 8) *to = packer.nibbles(lane, i, word);
+        if constexpr (Codes::kBits < 8) *to = packer.nibbles(lane, i, word, Codes::kHalves);
         for (int part = 0; part < 2; ++part) {
           if constexpr (Codes::kBits == 8) to[part * 256] = packer.bytes(lane, part, i, word);
           if constexpr (Codes::kBits == 5)

@@ -13,7 +13,7 @@
 namespace lode::cuda {
 
 /// Named as GGUF names the types; none: the weight is not quantised.
-enum class TileFormat : std::uint8_t { none, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k };
+enum class TileFormat : std::uint8_t { none, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k, mxfp4 };
 
 inline constexpr int kTileRows = 8, kTileColumns = 256;
 

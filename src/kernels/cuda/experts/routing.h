@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which experts each token goes through, found on the device, and the rows of each expert side by side. A slot is
+// one choice of one token: slot t * used + j is the j-th best of token t.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/device/device.h"
+
+namespace lode::cuda {
+
+/// Device memory. Experts are listed in ascending order.
+struct Routing {
+  const int* slot_expert = nullptr;    // [n * used]
+  const float* slot_weight = nullptr;  // [n * used]
+  const int* order = nullptr;          // [n * used] slots, those of an expert side by side, ascending
+  const int* groups = nullptr;         // [1] how many experts are listed
+  const int* expert = nullptr;         // [groups]
+  const int* begin = nullptr;          // [groups + 1] of its slots in `order`
+  int used = 0;                        ///< slots of a token
+};
+
+/// A router, as ExpertPlan of layer_plan.h says of each.
+struct RouterPlan {
+  int count = 0, used = 0;  ///< E; experts of a token
+  bool sigmoid = false;     ///< scores, not a softmax
+  bool score_chosen = false, normalise = false;
+  float scale = 1.0f;
+  int groups = 1, groups_used = 1, group_best = 1;
+};
+
+/// Logits of the router and what is added to them; null where there is none.
+struct RouterInput {
+  const float* logits = nullptr;       // [n, E]
+  const float* bias = nullptr;         // [E] of the logits
+  const float* choice_bias = nullptr;  // [E] of scores, for the choice alone
+};
+
+/// Up to so many rows are few, as long as there are no more than kFewExperts and a token has no more than kFewSlots /
+/// kFewRows of them.
+inline constexpr int kFewRows = 8, kFewSlots = 256, kFewExperts = 512;
+inline bool are_few(std::int64_t rows, const RouterPlan& plan) {
+  return rows <= kFewRows && plan.count <= kFewExperts && plan.used <= kFewSlots / kFewRows;
+}
+
+/// Memory of a routing of up to so many rows.
+std::int64_t routing_bytes(std::int64_t rows, const RouterPlan& plan);
+/// The routing that lies in such memory, of n rows.
+Routing routing_in(void* memory, std::int64_t rows, const RouterPlan& plan);
+/// Which experts a routing lists.
+enum class Listed : std::uint8_t { chosen /*few rows only*/, all };
+/// Fills it for n rows. Equal scores: the lower number first; NaN is behind all others.
+void route(const RouterPlan& plan, const RouterInput& input, std::int64_t n, Listed listed, const Routing& to,
+           StreamHandle stream);
+
+}  // namespace lode::cuda
