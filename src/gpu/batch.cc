@@ -11,6 +11,7 @@
 #include "base/cancel.h"
 #include "kernels/cuda/attend/attend_beside.h"
 #include "kernels/cuda/attend/attend_shared.h"
+#include "kernels/cuda/attend/attend_window.h"
 #include "kernels/cuda/device/sm_count.h"
 #include "lodestone/error.h"
 
@@ -43,12 +44,6 @@ CudaContext& on_gpu(GpuContext& context) {
 
 std::unique_ptr<GpuBatch> make_gpu_batch(const ModelConfig& config, std::shared_ptr<const GpuModel> model,
                                          const GpuBatchOptions& options) {
-  for (int layer = 0; layer < config.layers; ++layer)
-    if (config.plan.layer(layer).window > 0)
-      throw InputError(
-          fmt::format("questions asked together on a GPU: expected a model without sliding windows, found "
-                      "them in {}: use --device cpu",
-                      config.architecture));
   if (options.kv_type != DType::f32 && options.kv_type != DType::f16 && options.kv_type != DType::bf16)
     throw InputError(
         fmt::format("questions asked together on a GPU: expected --kv-type f32, f16 or bf16, found {}",
@@ -70,14 +65,17 @@ CudaBatch::CudaBatch(const ModelConfig& config, std::shared_ptr<const CudaModel>
                                        config.layers, options.tail_tokens)),
       linear_(stream_.get(), precision()),
       narrow_(linear_, stream_.get(), precision()),
-      experts_(linear_, stream_.get(), precision()) {
+      experts_(linear_, stream_.get(), precision()),
+      turns_(config) {
   const std::int64_t n = kWideRows, d = config.head_dim, heads = config.query_heads, f = sizeof(float);
   const char* const what = "the activations of a batch";
   staged_there_ = cuda::Buffer(sizeof(Staged), what);
   staged_ = cuda::PinnedBuffer(sizeof(Staged));
   layer_bases_ = cuda::PinnedBuffer(2 * config.layers * kMostSparseTokens * std::int64_t{sizeof(char*)});
   layer_bases_there_ = cuda::Buffer(layer_bases_.bytes(), what);
-  frequencies_ = cuda::Buffer(d / 2 * f, what);
+  frequencies_ = cuda::Buffer(d * f, what);
+  no_rows_ = cuda::Buffer(kMostSparseTokens * config.kv_heads * std::int64_t{sizeof(std::int32_t)}, what);
+  cuda::fill(no_rows_.as<void>(), 0, no_rows_.bytes(), stream_.get());
   x_ = cuda::Buffer(n * config.hidden * f, what);
   for (cuda::Buffer* b : {&q_, &q_unrotated_, &attention_, &far_, &near_})
     *b = cuda::Buffer(n * heads * d * f, what);
@@ -312,9 +310,11 @@ void CudaBatch::prepare(const Pass& pass) {
   rope_scale_ = pass.rope->attention_scaling();
   if (!std::ranges::equal(pass.rope->frequencies(), frequencies_set_)) {
     frequencies_set_.assign(pass.rope->frequencies().begin(), pass.rope->frequencies().end());
-    cuda::copy(frequencies_.as<void>(), frequencies_set_.data(), frequencies_.bytes(), stream_.get());
+    const std::vector<float> both = turns_.frequencies(*pass.rope);
+    cuda::copy(frequencies_.as<void>(), both.data(), frequencies_.bytes(), stream_.get());
     stream_.synchronize();
   }
+  make_window_lists(pass);
   for (const Group& group : pass.groups) {
     if (group.method() == nullptr) continue;
     std::vector<GpuSelector*> selectors;
@@ -353,19 +353,23 @@ void CudaBatch::stage(const Pass& pass) {
     s.tail_bases[i] = tail;
     s.to_select[i] = {document_of(pass, number),
                       at(t.method != nullptr ? t.far_end + t.row->dense.window - 1 : t.seam)};
+    s.in_document[i] = {group_of(pass, number).number + document_of(pass, number), at(t.seam)};
     if (t.method == nullptr) continue;
     s.in_near[i] = {number, at(t.seam - t.far_end - 1)};
   }
   stage_documents(pass);
 }
 
+const CudaBatch::Group& CudaBatch::group_of(const Pass& pass, int token) {
+  return *std::ranges::find_if(pass.groups, [&](const Group& g) { return token < g.first + g.count; });
+}
+
 /// The number of a token's document within its group.
 std::int32_t CudaBatch::document_of(const Pass& pass, int token) {
   const Token& t = pass.tokens[static_cast<std::size_t>(token)];
-  const auto group =
-      std::ranges::find_if(pass.groups, [&](const Group& g) { return token < g.first + g.count; });
-  return static_cast<std::int32_t>(std::ranges::find(group->asked, Asked{t.document, t.method}) -
-                                   group->asked.begin());
+  const Group& group = group_of(pass, token);
+  return static_cast<std::int32_t>(std::ranges::find(group.asked, Asked{t.document, t.method}) -
+                                   group.asked.begin());
 }
 
 /// Where each layer of every document begins, and of each sparse token the keys that are near.
@@ -434,10 +438,10 @@ void CudaBatch::enqueue_layer(int layer, const Pass& pass) {
   const Staged& s = *staged_.as<Staged>();
   cuda::Linear::QkvArguments qkv = qkv_of(w, config_);
   qkv.x = x_.as<float>();
-  qkv.frequencies = frequencies_.as<float>();
-  qkv.turning =
-      config_.plan.layer(layer).turn == Turn::none ? 0 : static_cast<int>(pass.rope->turning_pairs());
-  qkv.rope_scale = rope_scale_;
+  const LayerTurns::Turn turn = turns_.of(layer, *pass.rope);
+  qkv.frequencies = frequencies_.as<float>() + turn.first;
+  qkv.turning = static_cast<int>(turn.rope.turning_pairs());
+  qkv.rope_scale = turn.rope.attention_scaling();
   qkv.q_out = q_.as<float>();
   qkv.q_unrotated = q_unrotated_.as<float>();
   const cuda::Linear::MlpArguments mlp = mlp_of(w, config_);
@@ -491,6 +495,7 @@ std::vector<cuda::StatePlanes> CudaBatch::attend_plain(int layer, const Pass& pa
 }
 
 void CudaBatch::attend(int layer, const Pass& pass) {
+  if (config_.plan.layer(layer).window > 0) return attend_window(layer, pass);
   const std::vector<cuda::StatePlanes> planes = attend_plain(layer, pass);
   const cuda::DeviceWeight& o = model_->layers[static_cast<std::size_t>(layer)].o;
   auto* const halves = static_cast<bf16*>(pass.narrow ? narrow_.halves_for(o) : nullptr);
@@ -507,6 +512,78 @@ void CudaBatch::attend(int layer, const Pass& pass) {
   }
 }
 
+std::int64_t CudaBatch::longest_document(const Pass& pass) const {
+  std::int64_t longest = 0;
+  for (const Token& t : pass.tokens) longest = std::max(longest, t.document->options_.max_tokens);
+  return longest;
+}
+
+/// Room for what the widest window reaches of the pass's documents. Captured passes took the old one for granted.
+void CudaBatch::make_window_lists(const Pass& pass) {
+  std::int64_t widest = 0;
+  for (int layer = 0; layer < config_.layers; ++layer)
+    widest = std::max(widest, config_.plan.layer(layer).window);
+  const std::int64_t capacity = std::min(widest, longest_document(pass));
+  if (capacity <= window_capacity_) return;
+  const char* const what = "rows of sliding windows";
+  const std::int64_t lists = kMostSparseTokens * config_.kv_heads, number = sizeof(std::int32_t);
+  graphs_.clear();
+  window_rows_ = {};
+  window_rows_ = cuda::Buffer(lists * capacity * number, what);
+  if (window_capacity_ == 0) window_counts_ = cuda::Buffer(lists * number, what);
+  window_capacity_ = capacity;
+}
+
+/// Of each token's tail, then of its document.
+void CudaBatch::attend_window(int layer, const Pass& pass) {
+  const Staged& s = *staged_.as<Staged>();
+  const std::int64_t window = config_.plan.layer(layer).window;
+  const cuda::Queries tails = queries(pass, layer, there(s.in_tail)->data(), there(s.tail_bases)->data());
+  const Token& first = pass.tokens.front();
+  const auto* const none = no_rows_.as<std::int32_t>();
+  if (pass.narrow)
+    attend_rows_decode(tails, {.rows = none, .counts = none, .window = window}, pass.longest_tail,
+                       workspace_.as<void>(), stream_.get());
+  else
+    attend_window_prefill(tails, static_cast<std::int32_t>(first.position - first.seam), window,
+                          stream_.get(), precision());
+  attend_window_of_documents(layer, pass, window);
+  add_sinks(layer, pass);
+  const cuda::StatePart states[3] = {{far_.as<float>(), far_lse_.as<float>()},
+                                     {attention_.as<float>(), tail_lse_.as<float>()}};
+  const cuda::DeviceWeight& o = model_->layers[static_cast<std::size_t>(layer)].o;
+  merge_planes({}, states, 2, std::int64_t{pass.count()} * config_.query_heads, config_.head_dim,
+               attention_.as<float>(), {pass.narrow ? narrow_.halves_for(o) : nullptr, kNarrowRows * o.cols},
+               stream_.get());
+}
+
+void CudaBatch::attend_window_of_documents(int layer, const Pass& pass, std::int64_t window) {
+  const Staged& s = *staged_.as<Staged>();
+  const std::int64_t heads = config_.query_heads, d = config_.head_dim;
+  cuda::WindowRows rows = {.kv_heads = config_.kv_heads, .window = window, .capacity = window_capacity_};
+  auto *const listed = window_rows_.as<std::int32_t>(), *const counts = window_counts_.as<std::int32_t>();
+  for (int first = 0; first < pass.count(); first += kMostSparseTokens) {
+    const int some = std::min(kMostSparseTokens, pass.count() - first);
+    rows.absolute = there(s.absolute)->data() + first;
+    rows.in_tail = there(s.in_tail)->data() + first;
+    list_window(rows, some, listed, counts, stream_.get());
+    const std::int64_t row = first * heads;
+    cuda::attend_rows_decode(
+        {.tokens = there(s.in_document)->data() + first,
+         .bases = layer_bases_there_.as<const char*>() + std::int64_t{layer} * kMostSparseTokens,
+         .layer_offset = 0,
+         .layout = pass.tokens.front().document->range_.layout(),
+         .count = some,
+         .query_heads = config_.query_heads,
+         .scale = score_scale(config_),
+         .q = q_.as<float>() + row * d,
+         .o = far_.as<float>() + row * d,
+         .lse = far_lse_.as<float>() + row},
+        {.rows = listed, .counts = counts, .capacity = window_capacity_}, longest_document(pass),
+        workspace_.as<void>(), stream_.get());
+  }
+}
+
 /// The layer's sinks, if it has any, behind the tails' keys.
 void CudaBatch::add_sinks(int layer, const Pass& pass) {
   const cuda::DeviceWeight& sinks = model_->layers[static_cast<std::size_t>(layer)].sinks;
@@ -520,7 +597,7 @@ void CudaBatch::add_sinks(int layer, const Pass& pass) {
 void CudaBatch::report_masses(int layer, const Pass& pass) {
   const Token& first = pass.tokens.front();
   const ForwardHooks* const hooks = first.row->hooks;
-  if (hooks == nullptr) return;
+  if (hooks == nullptr || config_.plan.layer(layer).window > 0) return;
   LODE_ASSERT(first.row->selectors.empty() && first.document->finds_masses());
   const cuda::KvLayout &layout = first.document->range_.layout(), &tails = pool_->range().layout();
   const char* const tail = pool_->block(dynamic_cast<const CudaTail&>(*first.row->tail).first);
@@ -643,14 +720,16 @@ void CudaBatch::count_work(const Pass& pass) const {
   for (const Group& group : pass.groups) {
     const std::int64_t token_bytes = 2 * pool_->range().layout().row_bytes();
     for (int layer = 0; layer < config_.layers; ++layer) {
-      if (!attends_all(group, layer)) {
+      const std::int64_t window = config_.plan.layer(layer).window;
+      if (window == 0 && !attends_all(group, layer)) {
         count_sparse(pass, group, layer);
         continue;
       }
       for (int t = group.first; t < group.first + group.count; ++t) {
         const Token& token = pass.tokens[static_cast<std::size_t>(t)];
+        const std::int64_t all = token.position + 1, keys = window > 0 ? std::min(window, all) : all;
         for (int head = 0; head < config_.kv_heads; ++head)
-          token.row->work->attend += work_of(token.position + 1, 0, 0, token_bytes);
+          token.row->work->attend += work_of(keys, 0, 0, token_bytes);
       }
     }
   }

@@ -4,6 +4,7 @@
 //   generated tokens, up to kNarrowRows at a time ──▶ products together ──▶ keys to each row's tail
 //   rows of one document and method side by side:  full: attend_shared reads the document once for all of them
 //                                                  sparse: the document's GPU selector lists far keys
+//   layers with a sliding window: what it reaches of the document, listed, and of the tail
 //   each row's own tail, and the document's end where that is near ──▶ the states are merged
 //
 // A sparse row attends to keys from the last whole block in front of its window on, so that what is near is a
@@ -76,7 +77,7 @@ class CudaBatch final : public GpuBatch {
   /// The host's part of what the GPU looks up, and its copy there: one array behind the other.
   struct Staged {
     std::array<TokenId, kWideRows> ids;
-    std::array<cuda::QueryToken, kWideRows> absolute, in_tail, in_near, to_select;
+    std::array<cuda::QueryToken, kWideRows> absolute, in_tail, in_near, to_select, in_document;
     std::array<const char*, kWideRows> absolute_bases, tail_bases;
   };
 
@@ -86,6 +87,7 @@ class CudaBatch final : public GpuBatch {
   void run(Pass& pass);
   void enqueue_or_replay(const Pass& pass);
   Pass make_pass(std::span<const Token> tokens, bool narrow);
+  static const Group& group_of(const Pass& pass, int token);
   static std::int32_t document_of(const Pass& pass, int token);
   void stage(const Pass& pass);
   void stage_documents(const Pass& pass);
@@ -97,6 +99,10 @@ class CudaBatch final : public GpuBatch {
   void finish_logits(std::int64_t count);
   std::vector<cuda::StatePlanes> attend_plain(int layer, const Pass& pass);
   void attend(int layer, const Pass& pass);
+  void attend_window(int layer, const Pass& pass);
+  void attend_window_of_documents(int layer, const Pass& pass, std::int64_t window);
+  void make_window_lists(const Pass& pass);
+  std::int64_t longest_document(const Pass& pass) const;
   void add_sinks(int layer, const Pass& pass);
   void report_masses(int layer, const Pass& pass);
   static bool joins(Group& group, const Asked& asked);
@@ -131,7 +137,8 @@ class CudaBatch final : public GpuBatch {
   // each sparse token lies, the same.
   cuda::PinnedBuffer layer_bases_;
   cuda::Buffer layer_bases_there_;
-  cuda::Buffer frequencies_;                               // [d/2]
+  LayerTurns turns_;
+  cuda::Buffer frequencies_;                               // [2, d/2] usual, then those of Turn::local
   cuda::Buffer x_;                                         // [kWideRows, D]
   cuda::Buffer q_, q_unrotated_, attention_, far_, near_;  // [kWideRows, Hq, d]
   cuda::Buffer tail_lse_, far_lse_, near_lse_;             // [kWideRows, Hq]
@@ -141,6 +148,10 @@ class CudaBatch final : public GpuBatch {
   cuda::PinnedBuffer staged_largest_;
   cuda::Buffer workspace_;                          ///< of stream_
   cuda::Buffer tail_workspace_, shared_workspace_;  ///< of beside_: for tails, for documents
+  // Of layers with a window, for so many tokens at a time as a list may be of; the first is of no rows at all:
+  cuda::Buffer no_rows_, window_rows_,
+      window_counts_;  // [kMostSparseTokens, Hkv], with [capacity] for the second
+  std::int64_t window_capacity_ = 0;
   MassFinder masses_;
   std::vector<float> frequencies_set_;
   float rope_scale_ = 1.0f;

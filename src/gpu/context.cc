@@ -90,13 +90,6 @@ Placement placement_of(const ModelConfig& config, const CudaModel& model, const 
                    .wanted = options.kv_type == DType::q8 ? KvTier::host : options.tier});
 }
 
-Rope local_rope(const ModelConfig& c) {
-  return {{.head_dim = c.head_dim,
-           .rotary_dim = c.plan.rotary_dim,
-           .theta = c.plan.local_theta > 0 ? c.plan.local_theta : c.rope_theta},
-          c.max_positions};
-}
-
 bool has_listeners(const Step& step) {
   return std::any_of(step.listeners.begin(), step.listeners.end(),
                      [](const auto& some) { return !some.empty(); });
@@ -173,8 +166,7 @@ bool CudaContext::Run::audits_some() const {
 
 CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaModel> model,
                          const GpuContextOptions& options, const Placement& place, Share share)
-    : local_rope_(local_rope(config)),
-      no_rope_(Rope::none(config.head_dim)),
+    : turns_(config),
       config_(config),
       model_(std::move(model)),
       options_(options),
@@ -482,18 +474,11 @@ void CudaContext::set_frequencies(const Rope& rope) {
   rope_scale_ = rope.attention_scaling();
   if (std::ranges::equal(rope.frequencies(), frequencies_set_)) return;
   frequencies_set_.assign(rope.frequencies().begin(), rope.frequencies().end());
-  std::vector<float> both = frequencies_set_;
-  both.insert(both.end(), local_rope_.frequencies().begin(), local_rope_.frequencies().end());
+  const std::vector<float> both = turns_.frequencies(rope);
   cuda::copy(frequencies_.as<void>(), both.data(), frequencies_.bytes(), stream_.get());
   stream_.synchronize();
   dense_graph_ = {};  // captured with the old scale
   for (auto& [key, native] : methods_state_) native.graph = {};
-}
-
-CudaContext::LayerTurn CudaContext::turn_of(int layer, const Rope& usual) const {
-  const Turn turn = config_.plan.layer(layer).turn;
-  if (turn == Turn::usual) return {usual, 0};
-  return {turn == Turn::local ? local_rope_ : no_rope_, config_.head_dim / 2};
 }
 
 /// Whether all layers with far keys turn their keys in one way, and all pairs of a head at one scale, as the
@@ -668,7 +653,7 @@ cuda::Queries CudaContext::queries(int layer, const Run& run) const {
 void CudaContext::enqueue_layer(int layer, const Run& run, ForwardWork& work) {
   const CudaModel::Layer& w = model_->layers[static_cast<std::size_t>(layer)];
   const bool host = run.host_takes_part(), sparse = !run.dense();
-  const LayerTurn turn = turn_of(layer, run.rope);
+  const LayerTurns::Turn turn = turns_.of(layer, run.rope);
   if (run.reach == Reach::staged)
     tier_->bring(*run.step.sequences.front().kv, layer, run.count, stream_.get());
   cuda::Linear::QkvArguments qkv = qkv_of(w, config_);

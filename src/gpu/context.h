@@ -11,6 +11,7 @@
 #include "gpu/host_tier.h"
 #include "gpu/index/context_keys.h"
 #include "gpu/index/device_keys.h"
+#include "gpu/layer_turns.h"
 #include "gpu/lists.h"
 #include "gpu/mass_finder.h"
 #include "gpu/model.h"
@@ -150,12 +151,6 @@ class CudaContext final : public GpuContext {
   GpuMethodState* method_of(std::span<Selector* const> selectors) const;  ///< null: the host chooses
   std::int64_t most_tokens(const Step& step) const;
   void set_frequencies(const Rope& rope);
-  /// The rotation of a layer.
-  struct LayerTurn {
-    const Rope& rope;
-    std::int64_t first = 0;  ///< of its frequencies in frequencies_
-  };
-  LayerTurn turn_of(int layer, const Rope& usual) const;
   bool turns_alike() const;
   void prepare(GpuMethodState& native);
   ForwardWork forward_some(const Step& step, const Rope& rope, LogitRows rows, std::vector<float>& logits);
@@ -214,7 +209,7 @@ class CudaContext final : public GpuContext {
   }
   LayerGeometry geometry(int layer, const Run& run) const;
   std::vector<float> frequencies_set_;  ///< what frequencies_ holds
-  Rope local_rope_, no_rope_;           ///< of layers that do not turn as the others do
+  LayerTurns turns_;
 
   const std::uint64_t number_ = next_number();  ///< no other context has it
   const ModelConfig& config_;

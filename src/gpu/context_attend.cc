@@ -103,7 +103,7 @@ LayerGeometry CudaContext::geometry(int layer, const Run& run) const {
           .head_dim = config_.head_dim,
           .scale = score_scale(config_),
           .dense = run.step.dense,
-          .rope = &turn_of(layer, run.rope).rope,
+          .rope = &turns_.of(layer, run.rope).rope,
           .pool = options_.pool};
 }
 

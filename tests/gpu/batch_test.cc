@@ -10,6 +10,7 @@
 #include "lodestone/scheduler.h"
 #include "support/asked_together.h"
 #include "support/compare.h"
+#include "support/family_folder.h"
 #include "support/gpu.h"
 
 namespace lode {
@@ -56,6 +57,53 @@ TEST(GpuBatch, LogitsAreTheCpus) {
 }
 
 /// A method that lists every far key gives what full attention gives.
+/// Layers with sliding windows, RoPEs of their own, sinks and experts.
+class GpuBatchFamily : public testing::TestWithParam<std::string> {
+ protected:
+  static std::vector<TokenId> ids(TokenId from, std::int64_t tokens) {
+    std::vector<TokenId> some(static_cast<std::size_t>(tokens));
+    for (TokenId i = 0; i < static_cast<TokenId>(tokens); ++i)
+      some[static_cast<std::size_t>(i)] = ((from + i) * (from + i) + 3 * i + i / 7) % 64;
+    return some;
+  }
+  std::shared_ptr<const Document> document(Device device, TokenId from, std::int64_t tokens) const {
+    return Document::read(model_, ids(from, tokens), "",
+                          {.kv_type = DType::f32, .device = device, .max_tokens = 256});
+  }
+  std::vector<AskedTogether> asked(Device device) const {
+    // A document that ends in a block, one that fills blocks, and one that is shorter than a block.
+    const std::shared_ptr<const Document> documents[] = {document(device, 0, 150), document(device, 9, 128),
+                                                         document(device, 5, 20)};
+    std::vector<AskedTogether> all;
+    for (TokenId i = 0; i < 7; ++i)
+      all.push_back({.document = documents[i % 3],
+                     .spec = "full",
+                     .question = ids(31 * i, 1 + 9 * (i % 4)),
+                     .given = ids(7 * i, 40)});
+    return all;
+  }
+  const FamilyFolder folder_{GetParam()};
+  std::shared_ptr<const Model> model_ = folder_.load();
+};
+
+TEST_P(GpuBatchFamily, LogitsAreTheCpusWhateverTheCompany) {
+  NEEDS_GPU();
+  const auto expected = logits_of(asked(Device::cpu), model_);
+  const std::vector<AskedTogether> there = asked(Device::cuda);
+  const auto found = logits_of(there, model_);
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    EXPECT_LT(relative_difference(found[i], expected[i]), 2e-4f) << i;
+  for (const std::size_t i : {0u, 4u}) EXPECT_EQ(logits_of({there[i]}, model_).front(), found[i]) << i;
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, GpuBatchFamily,
+                         testing::Values("mistral-window", "gemma3", "gpt-oss", "qwen3-moe"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
+
 TEST(GpuBatch, EveryFarKeyIsFullAttention) {
   NEEDS_GPU();
   const std::string spec = "random:fraction=1.0,sink=4,window=50";

@@ -435,6 +435,18 @@ void merge_states(float* output, const float* lse, const float* other, const flo
   });
 }
 
+void list_window(const WindowRows& in, int count, std::int32_t* rows, std::int32_t* counts,
+                 StreamHandle stream) {
+  enqueue(stream, [=] {
+    for (std::int64_t list = 0; list < std::int64_t{count} * in.kv_heads; ++list) {
+      const std::int64_t token = list / in.kv_heads, position = in.absolute[token].position,
+                         seam = position - in.in_tail[token].position;
+      counts[list] = 0;
+      for (std::int64_t row = std::max<std::int64_t>(0, position + 1 - in.window); row < seam; ++row)
+        rows[list * in.capacity + counts[list]++] = static_cast<std::int32_t>(row);
+    }
+  });
+}
 void merge_sinks(float* output, float* lse, const float* sinks, std::int64_t rows, int heads, int d,
                  StreamHandle stream) {
   enqueue(stream, [=] {

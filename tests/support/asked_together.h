@@ -20,8 +20,9 @@ struct AskedTogether {
 };
 
 /// Logits of each sequence after the question and each given token, all of them in one batch.
-inline std::vector<std::vector<float>> logits_of(const std::vector<AskedTogether>& asked) {
-  BatchRunner runner(pocket());
+inline std::vector<std::vector<float>> logits_of(const std::vector<AskedTogether>& asked,
+                                                 std::shared_ptr<const Model> model = pocket()) {
+  BatchRunner runner(std::move(model));
   std::vector<std::unique_ptr<Sequence>> sequences;
   for (const AskedTogether& a : asked)
     sequences.push_back(std::make_unique<Sequence>(a.document, parse_spec(a.spec),
