@@ -517,16 +517,15 @@ cuda::Linear::QkvArguments qkv_of(const CudaModel::Layer& layer, const ModelConf
 namespace {
 
 cuda::Activation activation_of(const ModelPlan& plan) {
-  using enum cuda::Activation::Kind;
   switch (plan.activation) {
     case ActivationKind::silu:
       break;
     case ActivationKind::gelu_tanh:
-      return {.kind = gelu_tanh};
+      return {.gelu = true};
     case ActivationKind::clamped_silu:
-      return {.kind = clamped_silu, .limit = static_cast<float>(plan.activation_limit)};
+      return {.slope = 1.702f, .limit = static_cast<float>(plan.activation_limit), .offset = 1.0f};
   }
-  return {.kind = silu};
+  return {};
 }
 
 }  // namespace

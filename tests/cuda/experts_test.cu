@@ -254,14 +254,14 @@ struct TestLayer {
     a.router = {router_there.get(), DType::f32, plan.count, hidden};
     a.gate = gate.m, a.up = up.m, a.down = down.m;
     if (!whole) return;
-    a.activation = {Activation::Kind::clamped_silu, 1.5f};
+    a.activation = {.slope = 1.702f, .limit = 1.5f, .offset = 1.0f};
     a.shared = {a.norm, shared.m.all, shared_up.m.all, shared_down.m.all, {}, {}, {}, a.eps};
     a.shared_gate = {shared_gate_there.get(), DType::f32, 1, hidden};
     a.multiplier = 0.5f;
   }
   static double silu(double g, double u) { return g / (1 + std::exp(-g)) * u; }
   double activated(double g, double u) const {
-    if (a.activation.kind == Activation::Kind::silu) return silu(g, u);
+    if (a.activation.offset == 0.0f) return silu(g, u);
     g = std::min(g, 1.5), u = std::clamp(u, -1.5, 1.5);
     return g / (1 + std::exp(-1.702 * g)) * (u + 1);
   }

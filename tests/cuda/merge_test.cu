@@ -6,8 +6,10 @@
 #include <vector>
 
 #include "harness.h"
+#include "kernels/cuda/attend/attend_window.h"
 #include "kernels/cuda/attend/merge_states.h"
 #include "kernels/cuda/reduce/group_exchange.h"
+#include "reference.h"
 
 namespace lode::cuda {
 namespace {
@@ -44,6 +46,53 @@ LODE_TEST(states_merge_as_in_float64_and_empty_sides_change_nothing) {
     const double wa = a_lse[row] == none ? 0.0 : std::exp(a_lse[row] - peak);
     const double wb = b_lse[row] == none ? 0.0 : std::exp(b_lse[row] - peak);
     LODE_CHECK_CLOSE(found[i], wa + wb == 0.0 ? a[i] : (a[i] * wa + b[i] * wb) / (wa + wb), 1e-6);
+  }
+}
+
+LODE_TEST(sinks_merge_as_a_key_without_a_value) {
+  Stream stream;
+  const std::vector<float> sinks = {0.0f, -INFINITY, 40.0f, -90.0f},
+                           lse = {1.0f, 2.0f, 39.0f, -100.0f, -INFINITY, -INFINITY, 1e4f, NAN};
+  std::vector<float> o(lse.size() * kDim);
+  for (std::size_t i = 0; i < o.size(); ++i) o[i] = std::sin(float(i));
+  const test::OnDevice<float> sinks_there(sinks), lse_there(lse), o_there(o);
+  merge_sinks(o_there.get(), lse_there.get(), sinks_there.get(), std::ssize(lse), 4, kDim, stream.get());
+  const std::vector<float> found = o_there.read(stream), all = lse_there.read(stream);
+  for (std::size_t row = 0; row + 1 < lse.size(); ++row) {
+    const double own = lse[row], sink = sinks[row % 4], peak = std::fmax(own, sink);
+    const double sum = peak == -INFINITY ? 0.0 : std::exp(own - peak) + std::exp(sink - peak),
+                 weight = sink == -INFINITY ? 1.0 : std::exp(own - peak) / sum;
+    for (std::size_t i = row * kDim; i < (row + 1) * kDim; ++i)
+      LODE_CHECK_CLOSE(found[i], o[i] * weight, 1e-6);
+    if (sum > 0) LODE_CHECK_CLOSE(all[row], peak + std::log(sum), 1e-3);
+  }
+  LODE_CHECK(std::isnan(found.back()));
+}
+
+LODE_TEST(windows_list_what_they_reach_of_a_document) {
+  Stream stream;
+  constexpr int kHeads = 3, kCapacity = 100;
+  const std::vector<QueryToken> absolute = {{0, 0},   {1, 99},  {2, 130}, {3, 198},
+                                            {4, 199}, {5, 227}, {6, 500}},
+                                in_tail = {{0, 0}, {1, 0}, {2, 2}, {3, 70}, {4, 71}, {5, 99}, {6, 436}};
+  const test::OnDevice<QueryToken> there(absolute), tails(in_tail);
+  const test::OnDevice<std::int32_t> rows(
+      std::vector<std::int32_t>(absolute.size() * kHeads * kCapacity, -7)),
+      counts(std::vector<std::int32_t>(absolute.size() * kHeads, -7));
+  for (const std::int64_t window : {1, 64, 100}) {
+    list_window({there.get(), tails.get(), kHeads, window, kCapacity}, static_cast<int>(absolute.size()),
+                rows.get(), counts.get(), stream.get());
+    const auto listed = rows.read(stream), count = counts.read(stream);
+    for (std::size_t list = 0; list < count.size(); ++list) {
+      const std::int64_t position = absolute[list / kHeads].position,
+                         seam = position - in_tail[list / kHeads].position;
+      std::vector<std::int32_t> expected;
+      for (std::int64_t row = std::max<std::int64_t>(0, position + 1 - window); row < seam; ++row)
+        expected.push_back(static_cast<std::int32_t>(row));
+      const auto* const begin = listed.data() + list * kCapacity;
+      LODE_CHECK(count[list] == static_cast<int>(expected.size()) &&
+                 std::equal(expected.begin(), expected.end(), begin));
+    }
   }
 }
 

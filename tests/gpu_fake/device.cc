@@ -553,12 +553,10 @@ float gelu_tanh_of(float x) {
 
 }  // namespace
 
-float activated(const Activation& activation, float gate, float up) {
-  using enum Activation::Kind;
-  if (activation.kind == gelu_tanh) return gelu_tanh_of(gate) * up;
-  if (activation.kind == silu) return gate / (1.0f + std::exp(-gate)) * up;
-  const float g = std::min(gate, activation.limit), u = std::clamp(up, -activation.limit, activation.limit);
-  return g / (1.0f + std::exp(-1.702f * g)) * (u + 1.0f);
+float activated(const Activation& a, float gate, float up) {
+  if (a.gelu) return gelu_tanh_of(gate) * up;
+  const float g = std::min(gate, a.limit), u = std::clamp(up, -a.limit, a.limit);
+  return g / (1.0f + std::exp(-a.slope * g)) * (u + a.offset);
 }
 
 std::vector<float> fed_forward(const Linear::MlpArguments& a, std::int64_t n, const float* x) {

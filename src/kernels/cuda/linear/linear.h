@@ -6,6 +6,7 @@
 // panel, for the same products as those of 16 bits.
 #pragma once
 
+#include <limits>
 #include <string>
 
 #include "kernels/cuda/attend/attend.h"
@@ -32,10 +33,11 @@ struct QueryGrowth {
   std::int64_t start = 1;
 };
 
-/// What the products of gate and up become, as layer_plan.h says of each kind.
+/// What the products g and u of gate and up become: gelu_tanh(g) u, or g sigmoid(slope g) (u + offset) with g at most
+/// the limit and u within it. As it stands, SiLU.
 struct Activation {
-  enum class Kind : std::uint8_t { silu, gelu_tanh, clamped_silu } kind = Kind::silu;
-  float limit = 0.0f;  ///< of clamped_silu
+  bool gelu = false;
+  float slope = 1.0f, limit = std::numeric_limits<float>::infinity(), offset = 0.0f;
 };
 
 /// How what a layer computes comes to the stream: x += multiplier * norm(y), the norm only where there is one.

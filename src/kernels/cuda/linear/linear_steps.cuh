@@ -63,14 +63,13 @@ __device__ __forceinline__ float gelu_tanh(float x) {
   return 0.5f * x * (1.0f + tanhf(0.7978845608f * (x + 0.044715f * x * x * x)));
 }
 
-__device__ __forceinline__ float activate(const Activation& activation, float gate, float up) {
-  if (activation.kind == Activation::Kind::gelu_tanh) return gelu_tanh(gate) * up;
-  if (activation.kind == Activation::Kind::silu) return gate / (1.0f + expf(-gate)) * up;
-  const float limit = activation.limit, g = gate > limit ? limit : gate,
-              u = up > limit    ? limit
-                  : up < -limit ? -limit
-                                : up;
-  return g / (1.0f + expf(-1.702f * g)) * (u + 1.0f);
+__device__ __forceinline__ float activate(const Activation& a, float gate, float up) {
+  if (a.gelu) return gelu_tanh(gate) * up;
+  const float g = gate > a.limit ? a.limit : gate,  // as written, since NaN stays
+      u = up > a.limit    ? a.limit
+          : up < -a.limit ? -a.limit
+                          : up;
+  return g / (1.0f + expf(-a.slope * g)) * (u + a.offset);
 }
 
 /// act = activation(gate, up)

@@ -164,10 +164,7 @@ class Streamer {
         ring_(memory + kHeadBytes<N> + warp_ * plan.depth * kSlotBytes),
         ring_address_(shared_address(ring_) + static_cast<unsigned>(lane_) * 16),
         inputs_(memory + kHeadBytes<N> + Warps * plan.depth * kSlotBytes),
-        groups_(reinterpret_cast<Group*>(inputs_ + plan.groups * N * 2 * kTileColumns)),
-        rows_(static_cast<int>(in.n)),
-        first_(static_cast<int>(blockIdx.x)),
-        stride_(static_cast<int>(gridDim.x)) {
+        groups_(reinterpret_cast<Group*>(inputs_ + plan.groups * N * 2 * kTileColumns)) {
     if constexpr (!kExperts) count_twins();
   }
 
@@ -210,7 +207,7 @@ class Streamer {
         if (group < plan_.groups)
           multiply_group<C, N>(ring_ + slot * kSlotBytes,
                                active ? mine + group * N * kRowBytes : shared_.zeros, active ? kRowBytes : 0,
-                               rows_, groups_ + group * N, lane_, total_[0]);
+                               rows(), groups_ + group * N, lane_, total_[0]);
         exchange_sums();
         __syncwarp();
         load(slot);
@@ -223,8 +220,21 @@ class Streamer {
  private:
   static constexpr int kSlotBytes = 2 * C::kBytes, kRowBytes = 2 * kTileColumns;  // a group of an input row
 
+  /// Twins are dealt to the blocks in turn: all blocks, or those of one expert.
+  __device__ int first() const {
+    if constexpr (kExperts) return first_;
+    return static_cast<int>(blockIdx.x);
+  }
+  __device__ int stride() const {
+    if constexpr (kExperts) return stride_;
+    return static_cast<int>(gridDim.x);
+  }
   __device__ void count_twins() {
-    mine_ = step_.count > first_ ? (step_.count - first_ - 1) / stride_ + 1 : 0;
+    mine_ = step_.count > first() ? (step_.count - first() - 1) / stride() + 1 : 0;
+  }
+  __device__ int rows() const {
+    if constexpr (kExperts) return rows_;
+    return static_cast<int>(in_.n);
   }
   /// Blocks are dealt to the experts that somebody chose, as many to each. False: there is none for this one.
   __device__ bool take_expert() {
@@ -241,7 +251,7 @@ class Streamer {
     count_twins();
     return mine_ > 0;
   }
-  __device__ int twin(int i) const { return step_.first + first_ + i * stride_; }
+  __device__ int twin(int i) const { return step_.first + first() + i * stride(); }
   /// Where row r of this block comes from, and where it goes.
   __device__ int input_row(int r) const {
     if constexpr (!kExperts) return r;
@@ -311,18 +321,18 @@ class Streamer {
   /// Quantises the inputs, a warp a group at a time; the first one's gain is there.
   __device__ __forceinline__ void stage(float (&gain)[8]) {
     bool known = true;
-    for (Item at = first_item(); at.row < rows_;) {
+    for (Item at = first_item(); at.row < rows();) {
       float x[kBatch][8];
       Item items[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         items[i] = at;
         at.advance(plan_.groups);
-        if (items[i].row < rows_) read_eight(items[i].row, items[i].group, x[i]);
+        if (items[i].row < rows()) read_eight(items[i].row, items[i].group, x[i]);
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        if (items[i].row >= rows_) break;
+        if (items[i].row >= rows()) break;
         if (!known) read_gain(items[i].group, gain);
         known = false;
         stage_eight(items[i].row, items[i].group, x[i], gain);
@@ -452,7 +462,7 @@ class Streamer {
   /// 1 / rms of each row.
   __device__ void find_norms() {
     if (in_.gain.data == nullptr) return;
-    for (int r = 0; r < rows_; ++r) {
+    for (int r = 0; r < rows(); ++r) {
       double sum = 0;
       for (int g = lane_; g < plan_.groups; g += 32) sum += static_cast<double>(groups_[g * N + r].squares);
       for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
@@ -466,7 +476,7 @@ class Streamer {
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
       const int which = lane_ + 32 * k;
-      if (which / kTileRows < rows_ && step_.inside(twin(i), which % kTileRows))
+      if (which / kTileRows < rows() && step_.inside(twin(i), which % kTileRows))
         known[k] = step_.before(twin(i), which % kTileRows, output_row(which / kTileRows), expert_);
     }
   }
@@ -491,7 +501,7 @@ class Streamer {
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
       const int which = lane_ + 32 * k, row = which / kTileRows;
-      if (row >= rows_ || !step_.inside(at, which % kTileRows)) continue;
+      if (row >= rows() || !step_.inside(at, which % kTileRows)) continue;
       const float scale = in_.gain.data != nullptr ? inverse[k] : 1.0f;
       step_.finish(at, which % kTileRows, output_row(row), a[k] * scale, b[k] * scale, known[k]);
     }
@@ -506,10 +516,9 @@ class Streamer {
   const unsigned ring_address_;
   char* const inputs_;
   Group* const groups_;
-  int rows_;            // inputs of this block
-  int first_, stride_;  // its twins: every stride-th from the first on
-  int expert_ = 0;
-  const int* slots_ = nullptr;         // [rows] of its expert
+  // With experts: what this block's is, its inputs, and which of its expert's twins are this block's.
+  int expert_ = 0, rows_ = 0, first_ = 0, stride_ = 0;
+  const int* slots_ = nullptr;         // [rows_]
   int mine_ = 0;                       // twins of this block
   int load_twin_ = 0, load_turn_ = 0;  // what is loaded next
   const char *a_ = nullptr, *b_ = nullptr;
