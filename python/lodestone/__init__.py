@@ -18,7 +18,6 @@ Letters in shapes: S cached tokens, T new tokens, B query tokens of a step, L la
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -80,12 +79,23 @@ def _many(texts: _Many[str]) -> list[str]:
     return [texts] if isinstance(texts, str) else list(texts)
 
 
+_models: weakref.WeakSet[_Model] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_models() -> None:
+    """A thread that is in a method's Python code when the interpreter ends takes the process down with it."""
+    for model in list(_models):
+        model.end()
+
+
 class Model:
     """A frozen model: config, tokenizer, weights, threads. Shared by any number of documents."""
 
     def __init__(self, path: str | os.PathLike[str], device: str = "cpu", threads: int = 0) -> None:
         """path: a Hugging Face folder or a .gguf file; threads: 0 = one per core. InputError says what is wrong."""
         self._model = _Model.load(os.fspath(path), device, threads)
+        _models.add(self._model)
 
     def encode(self, text: str, bos: bool = False) -> list[int]:
         """Token ids of a text; special tokens inside it stay text."""
@@ -131,7 +141,6 @@ class Answer:
 
     def __init__(self, stream: _Stream) -> None:
         self._stream = stream
-        _under_way.add(self)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._stream)
@@ -182,18 +191,6 @@ class Answer:
 
     def __repr__(self) -> str:
         return f"Answer({self.text!r})"
-
-
-_under_way: weakref.WeakSet[Answer] = weakref.WeakSet()
-
-
-@atexit.register
-def _end_answers() -> None:
-    """A thread that is in a method's Python code when the interpreter ends takes the process down with it."""
-    for answer in list(_under_way):
-        answer.cancel()
-        with contextlib.suppress(Exception):
-            answer.text  # noqa: B018 - waits
 
 
 class Document:

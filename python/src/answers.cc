@@ -51,8 +51,7 @@ class Stream {
       shared->wake.notify_all();
     };
     attention_ = request.attention.str();
-    const nb::gil_scoped_release release;
-    ticket_ = document_->owner->scheduler->submit(std::move(request));
+    ticket_ = submit(std::move(request));
   }
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
@@ -88,9 +87,8 @@ class Stream {
     return *answer_;
   }
   void cancel() {
-    if (!document_->owner->process.here()) return;
-    document_->owner->scheduler->cancel(ticket_.id);
-    if (neutral_) document_->owner->scheduler->cancel(neutral_->id);
+    document_->owner->cancel(ticket_.id);
+    if (neutral_) document_->owner->cancel(neutral_->id);
   }
   /// The passages that the answer rests on; waits.
   std::vector<Citation> sources(std::size_t count) {
@@ -126,8 +124,12 @@ class Stream {
     request.want_sources = true;
     request.prompt = prompt_of(form, kNeutralQuestion);
     request.options.max_new_tokens = kNeutralTokens;
-    const nb::gil_scoped_release release;
-    neutral_ = document_->owner->scheduler->submit(std::move(request));
+    neutral_ = submit(std::move(request));
+  }
+
+  Ticket<Answer> submit(Request request) const {
+    return document_->owner->asked(
+        [&](Scheduler& scheduler) { return scheduler.submit(std::move(request)); });
   }
 
   /// Whether the answer has ended, after at most a twentieth of a second, sooner when a piece comes.

@@ -61,7 +61,8 @@ std::shared_ptr<PyDocument> read_document(std::shared_ptr<PyModel> model, const 
     };
   }
   const auto tokens = model->model->tokenizer().encode(text, Tokenizer::Bos::as_template);
-  auto ticket = model->scheduler->read(tokens, text, std::move(options));
+  auto ticket =
+      model->asked([&](Scheduler& scheduler) { return scheduler.read(tokens, text, std::move(options)); });
   auto document = wait_for(*model, ticket);
   keep_source(*document, text);
   return std::make_shared<PyDocument>(std::move(model), std::move(document));

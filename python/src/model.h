@@ -31,8 +31,24 @@ struct PyModel {
   PyModel() = default;
   PyModel(const PyModel&) = delete;
   PyModel& operator=(const PyModel&) = delete;
-  /// The scheduler's threads may be in Python code, and wait for the GIL; in a fork there are none to wait for.
+  /// In a fork there are no threads to wait for.
   ~PyModel();
+
+  /// What ask(scheduler) gives, with the GIL released; RunError in a fork and behind end().
+  template <class Ask>
+  auto asked(const Ask& ask) const {
+    process.check("Model");
+    if (scheduler == nullptr) throw RunError("Model: expected a program that goes on, found one that ends");
+    std::shared_ptr<Scheduler> held = scheduler;
+    const nb::gil_scoped_release release;
+    const std::shared_ptr<Scheduler> last = std::move(held);  // goes before the GIL is taken again
+    return ask(*last);
+  }
+  void cancel(std::uint64_t id) const {
+    if (process.here() && scheduler != nullptr) scheduler->cancel(id);
+  }
+  /// Ends what is under way and waits for it, with the GIL released: the scheduler's threads may be in Python code.
+  void end();
 };
 
 struct PyDocument {
@@ -62,7 +78,7 @@ Result wait_for(PyModel& owner, const Ticket<Result>& ticket) {
       if (ticket.result.wait_for(std::chrono::milliseconds(50)) == std::future_status::ready) break;
     }
     if (PyErr_CheckSignals() != 0) {
-      owner.scheduler->cancel(ticket.id);
+      owner.cancel(ticket.id);
       {
         const nb::gil_scoped_release release;
         ticket.result.wait();

@@ -65,10 +65,14 @@ PyModel::~PyModel() {
     new std::shared_ptr<const Model>(std::move(model));
     return;
   }
-  if (scheduler == nullptr) return;
-  const nb::gil_scoped_release
-      release;  // held here: every share of a model is one of the Python object, which nanobind destroys
-  scheduler.reset();
+  end();  // the GIL is held: every share of a model is one of the Python object, which nanobind destroys
+}
+
+void PyModel::end() {
+  std::shared_ptr<Scheduler> last = process.here() ? std::move(scheduler) : nullptr;
+  if (last == nullptr) return;
+  const nb::gil_scoped_release release;
+  last.reset();
 }
 
 PyDocument::~PyDocument() {
@@ -90,10 +94,11 @@ Spec attention_of(const Document& document, const std::string& attention) {
 
 void bind_models(nb::module_& m) {
   bind_estimate(m);
-  nb::class_<PyModel>(m, "_Model")
+  nb::class_<PyModel>(m, "_Model", nb::is_weak_referenceable())
       .def_static("load", &PyModel::load, nb::arg("path"), nb::arg("device"), nb::arg("threads"))
       .def("estimate", &estimate, nb::arg("tokens"), nb::arg("specs"), nb::arg("question"),
            nb::arg("kv_type"), nb::arg("folder"))
+      .def("end", &PyModel::end)
       .def(
           "encode",
           [](const PyModel& self, const std::string& text, bool bos) {

@@ -305,13 +305,17 @@ class All:
 lodestone.register_method("all-of-them", All)
 model = lodestone.Model("models/pocket")
 document = lodestone.Document.read(model, "The cat sat on the mat. " * 60, specs=["all-of-them:sink=1,window=16"])
-answer = document.ask("Who sat?", stream=True, max_new_tokens=300, stop=["@@@@"])
-print(next(iter(answer)))
+def ask(**how):
+    return document.ask("Who sat?", stop=["@@@@"], **how)
 """
+KEPT = "answer = ask(stream=True, max_new_tokens=300)\nprint(next(iter(answer)))"
+ITERATED = "pieces = iter(ask(stream=True, max_new_tokens=300))\nprint(next(pieces))"
+SOURCES = "print(ask(max_new_tokens=1, sources=True).text)"
 
 
-def test_a_program_may_end_while_a_method_in_python_answers():
-    done = subprocess.run([sys.executable, "-c", STREAMING], cwd=ROOT, capture_output=True, text=True, timeout=120)
+@pytest.mark.parametrize("ends", [KEPT, ITERATED, SOURCES], ids=["kept", "iterated", "sources"])
+def test_a_program_may_end_while_a_method_in_python_answers(ends):
+    done = subprocess.run([sys.executable, "-c", STREAMING + ends], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
 

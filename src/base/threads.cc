@@ -247,6 +247,12 @@ ThreadPool::Background::~Background() {
   state_.resumed.notify_all();
 }
 
+ThreadPool::Awaited::Awaited() : before_(std::exchange(background_pool, nullptr)) {}
+
+ThreadPool::Awaited::~Awaited() {
+  background_pool = before_;
+}
+
 ThreadPool::Urgent::Urgent(const ThreadPool& pool) : state_(*pool.state_) {
   std::unique_lock lock(state_.pause);
   const auto may_start = [&] { return state_.urgent > 0 || state_.background == 0; };

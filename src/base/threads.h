@@ -54,6 +54,18 @@ class ThreadPool {
    private:
     State& state_;
   };
+  /// While one lives, the loops of the thread that made it give way to nobody, also within a Background: it makes what
+  /// an Urgent may wait for, which would stand still together with it at each loop.
+  class Awaited {
+   public:
+    Awaited();
+    ~Awaited();
+    Awaited(const Awaited&) = delete;
+    Awaited& operator=(const Awaited&) = delete;
+
+   private:
+    const void* before_;
+  };
 
  private:
   std::unique_ptr<State> state_;

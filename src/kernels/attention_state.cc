@@ -9,6 +9,14 @@
 
 namespace lode {
 
+namespace {
+
+/// A log-sum-exp beyond this is rounded so coarsely that weights relative to it do not add up to 1: at 1e4 outputs would
+/// grow or shrink by up to 5e-4, at each merge anew.
+constexpr float kLarge = 64.0f;
+
+}  // namespace
+
 void AttentionState::clear() const {
   std::fill_n(output, rows * d, 0.0f);
   std::fill_n(lse, rows, -std::numeric_limits<float>::infinity());
@@ -31,7 +39,9 @@ void merge(AttentionState a, AttentionState b) {
     const float x = a.lse[r], y = b.lse[r];
     const float high = x > y || std::isnan(x) ? x : y;
     const float lse = high + std::log1p(std::exp(-std::abs(x - y)));
-    const float wa = std::exp(x - lse), wb = std::exp(y - lse);
+    const bool large = std::abs(high) > kLarge;
+    float wa = std::exp(x - (large ? high : lse)), wb = std::exp(y - (large ? high : lse));
+    if (const float sum = wa + wb; large) wa /= sum, wb /= sum;
     for (std::int64_t c = 0; c < a.d; ++c) to[c] = to[c] * wa + from[c] * wb;
     a.lse[r] = lse;
   }

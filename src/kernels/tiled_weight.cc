@@ -251,6 +251,7 @@ TiledWeight tile_weight(WeightType type, const std::byte* blocks, std::int64_t r
   LODE_ASSERT(take != nullptr && layout.unit_columns() == stored.block && cols % stored.block == 0);
   const std::int64_t tiles = (rows + kTileRows16 - 1) / kTileRows16, bytes = layout.tile_bytes(cols);
   const std::span<std::byte> to = arena.take(static_cast<std::size_t>(tiles * bytes));
+  const ThreadPool::Awaited awaited;  // by all who need this weight
   pool.for_each(tiles, [&](std::int64_t tile, int) {
     auto* const at = reinterpret_cast<std::uint8_t*>(to.data() + tile * bytes);
     const std::int64_t some = std::min<std::int64_t>(kTileRows16, rows - tile * kTileRows16);

@@ -267,6 +267,19 @@ TEST(Merge, EmptySetsAndOrder) {
   EXPECT_EQ(no, (std::vector<float>{0, 0, 0}));
 }
 
+TEST(Merge, WeightsAddUpToOneHoweverLargeTheLogSumExp) {
+  Rng rng(5);
+  for (const double size : {1.0, 60.0, 70.0, 1e3, -1e4, 1e4, 1e6}) {
+    const std::vector<float> value = {1, -2, 3};
+    std::vector<float> o = value, lse = {static_cast<float>(size)};
+    for (int part = 0; part < 32; ++part) {
+      std::vector<float> other = o, other_lse = {static_cast<float>(size + rng.normal())};
+      merge({o.data(), lse.data(), 1, 3}, {other.data(), other_lse.data(), 1, 3});
+    }
+    for (std::size_t c = 0; c < 3; ++c) EXPECT_NEAR(o[c] / value[c], 1, 6e-5) << size;
+  }
+}
+
 TEST(Merge, AssociativeToRoundingAndExactAtExtremes) {
   Rng rng(3);
   for (int trial = 0; trial < 200; ++trial) {

@@ -6,9 +6,12 @@
 #include <gtest/gtest.h>
 
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
+#include <thread>
 #include <vector>
 
 #include "base/rng.h"
@@ -192,6 +195,22 @@ TEST(MatmulTiled, TakesRowsInAnOrder) {
                              y.begin() + static_cast<std::ptrdiff_t>(i) * rows))
           << i << " of " << order.size();
   }
+}
+
+// A text is read in the background while a question's step, which it gives way to, waits for the same tiles.
+TEST(LazyTiles, AreMadeAtOnceThoughAnUrgentStepWaitsForThem) {
+  constexpr std::int64_t kRows = 64, kCols = 64, kMatrices = 8;
+  const std::vector<std::byte> blocks(static_cast<std::size_t>(bytes_of(WeightType::q8_0, kRows * kCols)));
+  const auto arena = std::make_shared<HugeArena>();
+  ThreadPool pool(2);
+  const ThreadPool::Urgent urgent(pool);
+  const auto begin = std::chrono::steady_clock::now();
+  std::thread([&] {
+    const ThreadPool::Background background(pool);
+    for (int i = 0; i < kMatrices; ++i)
+      LazyTiles(arena).get(WeightType::q8_0, blocks.data(), kRows, kCols, pool);
+  }).join();
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
 }
 
 }  // namespace

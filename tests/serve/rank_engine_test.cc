@@ -7,11 +7,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <fstream>
 #include <functional>
 #include <new>
 
 #include "cluster/local_ranks.h"
+#include "lodestone/error.h"
 #include "serve/engine/engine_backend.h"
 #include "support/asking.h"
 #include "support/served.h"
@@ -32,10 +34,11 @@ EngineOptions options_for(const std::filesystem::path& folder) {
   return options;
 }
 
-/// A rank that runs out of memory where it sends its `failing`th larger message; 0: it does not.
-class ShortOfMemory : public Communicator {
+/// A rank that fails where it sends its `failing`th larger message; 0: it does not.
+class Failing : public Communicator {
  public:
-  ShortOfMemory(Communicator& inner, std::atomic<int>& failing) : inner_(inner), failing_(failing) {}
+  Failing(Communicator& inner, std::atomic<int>& failing, std::exception_ptr failure)
+      : inner_(inner), failing_(failing), failure_(std::move(failure)) {}
   int rank() const override { return inner_.rank(); }
   int size() const override { return inner_.size(); }
   void fail(const std::string& reason) noexcept override { inner_.fail(reason); }
@@ -46,21 +49,23 @@ class ShortOfMemory : public Communicator {
                 std::span<const std::span<std::byte>> in) override {
     std::size_t most = 0;
     for (const auto& message : out) most = std::max(most, message.size());
-    if (most > 64 && failing_ > 0 && --failing_ == 0) throw std::bad_alloc();
+    if (most > 64 && failing_ > 0 && --failing_ == 0) std::rethrow_exception(failure_);
     inner_.exchange(out, in);
   }
   void drop_messages() override { inner_.abandon(); }
 
   Communicator& inner_;
   std::atomic<int>& failing_;
+  const std::exception_ptr failure_;
 };
 
-/// Rank 0's backend, while the others follow it. `failing` is rank 1's (ShortOfMemory).
+/// Rank 0's backend, while the others follow it. `failing` and `failure` are rank 1's.
 void serve_over(int size, const std::filesystem::path& folder,
-                const std::function<void(EngineBackend&)>& body, std::atomic<int>* failing = nullptr) {
+                const std::function<void(EngineBackend&)>& body, std::atomic<int>* failing = nullptr,
+                const std::exception_ptr& failure = std::make_exception_ptr(std::bad_alloc())) {
   std::atomic<int> never = 0;
   run_local_ranks(size, [&](Communicator& inner) {
-    ShortOfMemory ranks(inner, failing != nullptr && inner.rank() == 1 ? *failing : never);
+    Failing ranks(inner, failing != nullptr && inner.rank() == 1 ? *failing : never, failure);
     EngineOptions options = options_for(folder);
     options.ranks = &ranks;
     const RankEngine::Models models = {{"pocket", pocket()}};
@@ -206,6 +211,27 @@ TEST(RankEngine, AStepThatFailsOnOneRankFailsOnAllAndTheyGoOn) {
         EXPECT_EQ(backend.failure(), "");
       },
       &failing);
+}
+
+TEST(RankEngine, AReadingAndAnOpeningThatAreInterruptedSayWhoEndsTheRanks) {
+  const test::ContextsFolder folder;
+  const auto reason = testing::HasSubstr("the launcher ends them");
+  std::atomic<int> failing = 0;
+  serve_over(2, folder.path(),
+             [](EngineBackend& backend) { EXPECT_EQ(test::store(backend, "d0", lisbon(18)), ""); });
+  serve_over(
+      2, folder.path(),
+      [&](EngineBackend& backend) {
+        failing = 1;
+        Crowd crowd(backend);
+        crowd.ask("d0", test::kQuestions[0], 8);
+        const Told told = crowd.told().front();
+        EXPECT_EQ(told.status, 503);
+        EXPECT_THAT(told.error, reason);
+        failing = 1;
+        EXPECT_THAT(test::store(backend, "more", lisbon(18)), reason);
+      },
+      &failing, std::make_exception_ptr(Interrupted()));
 }
 
 TEST(RankEngine, WhenARankIsLostAllQuestionsEndWithTheReason) {

@@ -405,6 +405,9 @@ void RankEngine::do_job(const Turn& turn) {
   } catch (const RankLost& error) {
     if (job != nullptr) job->done.set_exception(std::make_exception_ptr(lost(error.what())));
     throw;
+  } catch (const Interrupted&) {
+    const auto ended = std::make_exception_ptr(interrupted());
+    if (job != nullptr) job->done.set_exception(job->stopped ? job->stopped : ended);
   } catch (...) {
     if (job != nullptr) job->done.set_exception(job->stopped ? job->stopped : std::current_exception());
   }

@@ -46,7 +46,7 @@ class RankEngine {
   /// As Scheduler::submit; `schema` is what the request's filter was made from.
   Ticket<lode::Answer> submit(const LoadedModel& model, Request request, const std::string& schema);
   void cancel(const LoadedModel& model, std::uint64_t id);
-  /// Of an answer that ends with Interrupted before failure() says why: ranks are interrupted when they are to end.
+  /// Of what ends with Interrupted before failure() says why: ranks are interrupted when they are to end.
   static ApiError interrupted();
   /// Opens a file on all ranks, and waits for it; it is open as long as somebody holds it.
   std::shared_ptr<const Document> open(const LoadedModel& model, const std::filesystem::path& path,
