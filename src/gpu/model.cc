@@ -11,6 +11,7 @@
 #include "base/timed_parts.h"
 #include "gpu/pinned_upload.h"
 #include "gpu/sharded.h"
+#include "kernels/cuda/delta/delta.h"
 #include "kernels/cuda/device/pages.h"
 #include "kernels/cuda/device/random.h"
 #include "kernels/dequantise.h"
@@ -92,19 +93,34 @@ std::vector<std::uint8_t> random_blocks(WeightType type, std::int64_t count, std
   return blocks;
 }
 
-/// Every weight once: body(weight, whether it is a norm's gain).
+/// How a weight's numbers lie on the GPU.
+enum class Form {
+  matrix,  ///< as in the file
+  gain,    ///< of a norm: the same, or 1 + weight in 32 bits
+  numbers  ///< in 32 bits
+};
+
+/// Every weight once: body(weight, form).
 void for_each(const ModelWeights& m, bool tied, const auto& body) {
-  body(m.embedding, false);
+  body(m.embedding, Form::matrix);
   for (const LayerWeights& w : m.layers) {
-    for (const Weight* weight : {&w.q, &w.k, &w.v, &w.q_bias, &w.k_bias, &w.v_bias, &w.o, &w.o_bias, &w.gate,
-                                 &w.up, &w.down, &w.gate_bias, &w.up_bias, &w.down_bias})
-      body(*weight, false);
+    for (const Weight* weight : {&w.q,         &w.k,         &w.v,       &w.q_bias,    &w.k_bias,
+                                 &w.v_bias,    &w.o,         &w.o_bias,  &w.gate,      &w.up,
+                                 &w.down,      &w.gate_bias, &w.up_bias, &w.down_bias, &w.attention_gate,
+                                 &w.delta.qkv, &w.delta.z,   &w.delta.b, &w.delta.a,   &w.delta.out})
+      body(*weight, Form::matrix);
     for (const Weight* gain :
          {&w.attention_norm, &w.q_norm, &w.k_norm, &w.attention_post_norm, &w.mlp_norm, &w.mlp_post_norm})
-      body(*gain, true);
+      body(*gain, Form::gain);
+    for (const Weight* numbers : {&w.delta.conv, &w.delta.dt_bias, &w.delta.decay, &w.delta.norm})
+      body(*numbers, Form::numbers);
   }
-  body(m.final_norm, true);
-  if (!tied) body(m.output, false);
+  body(m.final_norm, Form::gain);
+  if (!tied) body(m.output, Form::matrix);
+}
+
+std::int64_t bytes_there(const Weight& w, Form form, bool plus_one) {
+  return form == Form::matrix ? padded(w) : padded_gain(w, plus_one || form == Form::numbers);
 }
 
 /// What of a model the forward pass on the GPU does not walk, by name.
@@ -113,18 +129,18 @@ void refuse_what_only_the_cpu_has(const ModelConfig& c) {
   const ModelPlan& p = c.plan;
   const auto any = [&](auto has) { return std::any_of(p.layers.begin(), p.layers.end(), has); };
   const char* const part =
-      c.head_dim > kMostHeadDim                             ? "heads of more than 256 numbers"
-      : any([](const LayerPlan& l) { return l.recurrent; }) ? "recurrent layers"
-      : any([](const LayerPlan& l) { return l.experts; })   ? "mixtures of experts"
-      : p.latent.kv_rank > 0                                ? "latent rows"
-      : p.sinks                                             ? "attention sinks"
-      : p.inputs.width > 0                                  ? "numbers for each layer"
-      : p.v_norm                                            ? "norms of values"
-      : p.layer_factor                                      ? "factors of layers"
+      c.head_dim > kMostHeadDim ? "heads of more than 256 numbers"
+      : std::max(p.delta.key_dim, p.delta.value_dim) > cuda::kMostDeltaDim
+          ? "recurrent heads of more than 256 numbers"
+      : any([](const LayerPlan& l) { return l.experts; }) ? "mixtures of experts"
+      : p.latent.kv_rank > 0                              ? "latent rows"
+      : p.sinks                                           ? "attention sinks"
+      : p.inputs.width > 0                                ? "numbers for each layer"
+      : p.v_norm                                          ? "norms of values"
+      : p.layer_factor                                    ? "factors of layers"
       : any([](const LayerPlan& l) { return !l.own_rows() || l.kv_heads > 0 || l.head_dim > 0; })
           ? "layers whose heads differ"
-      : p.attention_gate ? "gated attention"
-                         : nullptr;
+          : nullptr;
   if (part == nullptr) return;
   throw InputError(
       fmt::format("--device cuda: expected a model without {}, found them in {}: use --device cpu", part,
@@ -139,6 +155,19 @@ cuda::DeviceWeight rows_of(const cuda::DeviceWeight& whole, const OutputRows& ro
   if (rows.first > 0) part.data = static_cast<const std::byte*>(whole.data) + before;
   part.rows = rows.end - rows.first;
   return part;
+}
+
+/// Matrices that lie one behind the other as one; none where they do not.
+cuda::DeviceWeight in_one(std::initializer_list<const cuda::DeviceWeight*> parts) {
+  cuda::DeviceWeight all = **parts.begin();
+  all.rows = 0;
+  const auto* end = static_cast<const std::byte*>(all.data);
+  for (const cuda::DeviceWeight* const part : parts) {
+    if (part->tiled() || part->type != all.type || part->data != end || end == nullptr) return {};
+    all.rows += part->rows;
+    end += part->rows * part->cols * bytes_of(part->type);
+  }
+  return all;
 }
 
 }  // namespace
@@ -173,7 +202,7 @@ CudaModel::CudaModel(const ModelConfig& config, const ModelWeights& weights, std
   const bool plus_one = config.plan.norm_plus_one;
   std::int64_t bytes = 0;
   for_each(weights, config.tied_embeddings,
-           [&](const Weight& w, bool gain) { bytes += gain ? padded_gain(w, plus_one) : padded(w); });
+           [&](const Weight& w, Form form) { bytes += bytes_there(w, form, plus_one); });
   if (limit > 0 && bytes > limit) {
     throw InputError(
         fmt::format("--gpu-memory: expected at least {} MiB for the model's weights, found a limit of {} MiB",
@@ -205,7 +234,9 @@ CudaModel::CudaModel(const ModelConfig& config, const ModelWeights& weights, std
                       .gate_bias = take(w.gate_bias),
                       .up_bias = take(w.up_bias),
                       .down_bias = take(w.down_bias),
-                      .mlp_post_norm = gain(w.mlp_post_norm)});
+                      .mlp_post_norm = gain(w.mlp_post_norm),
+                      .attention_gate = take(w.attention_gate),
+                      .delta = take_delta(w.delta, config.plan.delta.decay_log)});
   }
   final_norm = gain(weights.final_norm);
   output =
@@ -287,6 +318,31 @@ cuda::DeviceWeight CudaModel::take_gain(const Weight& weight, bool plus_one) {
   return {at, type, weight.rows, weight.cols};
 }
 
+cuda::DeviceWeight CudaModel::take_numbers(const Weight& weight, float otherwise, float (*change)(float)) {
+  if (weight.rows == 0) return {};
+  std::byte* const at = memory_.as<std::byte>() + used_;
+  used_ += padded_gain(weight, true);
+  std::vector<float> numbers(static_cast<std::size_t>(weight.rows * weight.cols), otherwise);
+  if (weight.data != nullptr) {
+    dequantise(weight.type, weight.data, std::ssize(numbers), numbers.data());
+    std::ranges::transform(numbers, numbers.begin(), change);
+  }
+  cuda::copy(at, numbers.data(), static_cast<std::int64_t>(numbers.size() * sizeof(float)), stream_);
+  return {at, DType::f32, weight.rows, weight.cols};
+}
+
+CudaModel::Delta CudaModel::take_delta(const DeltaWeights& w, bool decay_log) {
+  const auto as_is = +[](float x) { return x; };
+  const auto of_log = +[](float x) { return -std::exp(x); };
+  Delta d = {.qkv = take(w.qkv), .z = take(w.z), .b = take(w.b), .a = take(w.a), .out = take(w.out)};
+  d.together = in_one({&d.qkv, &d.z, &d.b, &d.a});
+  d.conv = take_numbers(w.conv, 1.0f / static_cast<float>(std::max<std::int64_t>(w.conv.cols, 1)), as_is);
+  d.dt_bias = take_numbers(w.dt_bias, 0.0f, as_is);
+  d.rate = take_numbers(w.decay, -1.0f, decay_log ? of_log : as_is);
+  d.norm = take_numbers(w.norm, 1.0f, as_is);
+  return d;
+}
+
 /// Blocks come to the GPU some rows at a time and are repacked there.
 void CudaModel::take_tiles(const Weight& weight, cuda::TileFormat format, std::int64_t stride,
                            std::byte* to) {
@@ -360,6 +416,11 @@ std::shared_ptr<const GpuModel> make_gpu_model(const ModelConfig& config, const 
   if (const GpuInfo gpu = gpu_info(); !gpu.ok) throw RunError("no GPU to use: " + gpu.why);
   refuse_what_only_the_cpu_has(config);
   const TimedPart timed("weights to the GPU");
+  if (group.shares() && (config.plan.attention_gate || !config.plan.recurrent_floats().empty()))
+    throw InputError(fmt::format(
+        "--tensor-parallel, --context-parallel: expected a model without recurrent layers and gated "
+        "attention, found them in {}: leave them out",
+        config.architecture));
   if (group.shares()) return make_sharded_model(config, weights, limit, group);
   return std::make_shared<CudaModel>(config, weights, limit, ModelShare{}, pool);
 }

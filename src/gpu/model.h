@@ -14,10 +14,18 @@ namespace lode {
 
 class CudaModel final : public GpuModel {
  public:
+  /// What a recurrent layer has in place of q, k, v and o.
+  struct Delta {
+    cuda::DeviceWeight qkv, z, b, a, out;
+    cuda::DeviceWeight together;                   ///< qkv, z, b and a, where they are one matrix; or none
+    cuda::DeviceWeight conv, dt_bias, rate, norm;  // float32
+  };
   struct Layer {
     cuda::DeviceWeight attention_norm, q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, o, o_bias;
     cuda::DeviceWeight attention_post_norm, mlp_norm, gate, up, down, gate_bias, up_bias, down_bias;
     cuda::DeviceWeight mlp_post_norm;
+    cuda::DeviceWeight attention_gate;
+    Delta delta;
   };
 
   /// `share`: of several GPUs, whose config and weights these are (gpu/shard.h). `pool`: whose threads bring the
@@ -38,6 +46,9 @@ class CudaModel final : public GpuModel {
   /// Rows lie `stride` bytes apart in the file; 0: one behind the other.
   cuda::DeviceWeight take(const Weight& weight, std::int64_t stride = 0);
   cuda::DeviceWeight take_gain(const Weight& weight, bool plus_one);
+  /// As float32, behind `change`; those of a shape alone become `otherwise`.
+  cuda::DeviceWeight take_numbers(const Weight& weight, float otherwise, float (*change)(float));
+  Delta take_delta(const DeltaWeights& weights, bool decay_log);
   void take_tiles(const Weight& weight, cuda::TileFormat format, std::int64_t stride, std::byte* to);
   void take_widened(const Weight& weight, std::int64_t stride, std::byte* to);
   void bring_pieces(ThreadPool* pool);
