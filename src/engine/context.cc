@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <optional>
 
@@ -11,6 +12,7 @@
 #include "engine/context_file.h"
 #include "engine/row_order.h"
 #include "gpu/index/arriving_rows.h"
+#include "gpu/layers/states_of.h"
 #include "lodestone/error.h"
 #include "model/kv_shape.h"
 #include "select/device_keys.h"
@@ -22,8 +24,14 @@ namespace lode {
 namespace {
 
 constexpr MethodId kNotAttached = -2;
-/// Tokens of a text between states of recurrent layers that are kept: a multiple of every usual chunk.
-constexpr std::int64_t kKeptEvery = 4096;
+/// Tokens of a text between states of recurrent layers that are kept: a multiple of every usual chunk. Beyond as many as
+/// are kept it grows with the text, so that few states are brought from a GPU in vain.
+std::int64_t kept_every(std::int64_t tokens) {
+  constexpr std::int64_t kLeast = 4096;
+  const auto times = static_cast<std::uint64_t>(
+      std::max<std::int64_t>(tokens / (kLeast * std::int64_t{RecurrentStates::kMost}), 1));
+  return kLeast * static_cast<std::int64_t>(std::bit_floor(times));
+}
 
 ModelConfig scaled_config(const Model& model, const ContextOptions& options) {
   ModelConfig config = model.config();
@@ -285,7 +293,7 @@ ForwardWork Context::Impl::step(std::span<const TokenId> tokens, const StepOptio
     throw;
   }
   ids.insert(ids.end(), tokens.begin(), tokens.end());
-  if (this->tokens() % kKeptEvery == 0) kv.recurrent().keep();
+  if (this->tokens() % kept_every(this->tokens()) == 0) keep_states(gpu.get(), kv.recurrent());
   return work;
 }
 
@@ -309,7 +317,7 @@ WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, 
                         .rows = rows,
                         .hooks = sparse && audit.active() ? &audited : hooks,
                         .audit = &audit};
-  if (tokens.size() > 1) kv.recurrent().keep();
+  if (tokens.size() > 1) keep_states(gpu.get(), kv.recurrent());
   for (std::size_t at = 0; at < tokens.size(); at += chunk) {
     const auto part = tokens.subspan(at, std::min(chunk, tokens.size() - at));
     const bool last = at + chunk >= tokens.size();
@@ -359,10 +367,12 @@ HelpingDevice helping_device(GpuContext* gpu) {
 void Context::Impl::build_on_host(AttachedMethod& method, const std::function<void()>& layer_done) {
   const HelpingDevice device = helping_device(gpu.get());
   std::optional<ArrivingRows> arriving;
-  if (device != nullptr && gpu->tokens() > kv.tokens())
+  if (device != nullptr && gpu->tokens() > kv.tokens()) {
+    bring_states(*gpu, kv.recurrent());  // rows alone arrive
     arriving.emplace(*gpu, kv);
-  else
+  } else {
     host_kv();
+  }
   if (device != nullptr) gpu->upload(kv);
   for (int layer = 0; layer < config.layers; ++layer) {
     check_cancel();
@@ -425,8 +435,9 @@ void Context::Impl::finish(AttachedMethod& method) {
 }
 
 void Context::Impl::roll_back(std::int64_t tokens) {
-  const std::int64_t reached = kv.reachable(std::min(tokens, kv.tokens()));
-  if (reached >= std::min(tokens, kv.tokens())) return cut(tokens);
+  const bool there = gpu != nullptr && gpu->tokens() == tokens;  // the host's states may be earlier ones
+  const std::int64_t reached = there ? tokens : kv.reachable(tokens);
+  if (reached >= tokens) return cut(tokens);
   const std::vector<TokenId> again(ids.begin() + reached, ids.begin() + tokens);
   cut(reached);
   run(again, kDense, Phase::question, LogitRows::none);
@@ -440,8 +451,12 @@ void Context::Impl::cut(std::int64_t tokens) {
     const bool cut = tokens < indexed || ordered > always_far_end(method.spec.dense, tokens);
     if (!method.dense() && ordered > 0 && cut) restore_rows(*this);
   }
-  kv.roll_back(std::min(tokens, kv.tokens()));
-  if (gpu != nullptr) gpu->roll_back(tokens);
+  kv.roll_back(tokens);
+  if (gpu != nullptr) {
+    const bool cut = gpu->tokens() > tokens;
+    gpu->roll_back(tokens);
+    if (cut) restore_states(*gpu, kv.recurrent());
+  }
   ids.resize(static_cast<std::size_t>(tokens));
   indexed = std::min(indexed, tokens);
   audit.forget();
@@ -559,7 +574,7 @@ void Context::build_indexes(const std::function<void(std::int64_t)>& progress) {
   Impl& c = *impl_;
   const bool grown = c.tokens() > c.indexed;
   c.indexed = c.tokens();
-  c.kv.recurrent().keep();
+  keep_states(c.gpu.get(), c.kv.recurrent());
   std::int64_t done = 0;
   for (AttachedMethod& method : c.methods) {
     if (method.built) {

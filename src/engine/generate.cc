@@ -2,6 +2,7 @@
 // What is answered or read outside of a scheduler: at the end of a context that no document shares, and prompts that
 // are read ahead.
 #include "engine/running_answer.h"
+#include "gpu/layers/states_of.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -50,7 +51,7 @@ std::shared_ptr<const ReadPrompt> read_prompt(Context::Impl& context, std::vecto
       {.document = {}, .prompt = std::move(prompt), .attention = {}, .options = {.max_new_tokens = 0}},
       context, kDense);
   run_to_end(reading, run_in_place);
-  context.kv.recurrent().keep();
+  keep_states(context.gpu.get(), context.kv.recurrent());
   return std::make_shared<ReadPrompt>(reading.release());
 }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "gpu/layers/states_of.h"
 #include "lodestone/error.h"
 #include "select/shared/branches.h"
 
@@ -13,7 +14,14 @@ namespace {
 KvShape tail_shape(const Document& document, std::int64_t room) {
   KvShape shape = document.impl().parts().kv.shape();
   shape.max_tokens = std::max<std::int64_t>(1, room);
+  if (document.impl().parts().gpu != nullptr) shape.recurrent.clear();  // they lie beside the rows there
   return shape;
+}
+
+/// The most tokens of its own up to `own` that a branch can go back to.
+std::int64_t reachable(const Sequence& branch, std::int64_t own) {
+  if (!branch.on_gpu()) return branch.tail->tokens() < own ? own : branch.tail->reachable(own);
+  return branch.gpu_tail != nullptr ? reachable_behind(*branch.gpu_tail, own) : own;
 }
 
 }  // namespace
@@ -25,7 +33,7 @@ Sequence::Sequence(std::shared_ptr<const Document> document, const Spec& attenti
       context_(document_->impl().parts()),
       method_(document_->impl().method_of(attention)),
       begin_(document_->tokens()) {
-  tail->recurrent().branch_from(context_.kv.recurrent());
+  if (!on_gpu()) tail->recurrent().branch_from(context_.kv.recurrent());
   ids.reserve(static_cast<std::size_t>(room));  // that a token counts cannot fail
   if (method_ == nullptr) return;
   far_limit = far_limit_of(document_->tokens(), *method_);
@@ -39,7 +47,7 @@ Sequence::Sequence(std::shared_ptr<const Document> document, const Spec& attenti
 
 Sequence::Sequence(Context::Impl& context, MethodId method)
     : room(context.options.max_tokens - context.tokens()), context_(context), begin_(context.tokens()) {
-  context_.kv.recurrent().keep();
+  keep_states(context_.gpu.get(), context_.kv.recurrent());
   if (method == kDense) return;
   const AttachedMethod& attached = context.methods.at(static_cast<std::size_t>(method));
   if (!attached.dense()) method_ = &attached;
@@ -66,10 +74,10 @@ void Sequence::roll_back(std::int64_t tokens) {
   if (in_place()) return context_.roll_back(tokens);
   const std::int64_t own = tokens - begin_;
   LODE_ASSERT(own >= 0 && own <= std::ssize(ids));
-  if (tail->reachable(std::min(own, tail->tokens())) < std::min(own, tail->tokens()))
+  if (reachable(*this, own) < own)
     throw RunError(
         "a sequence of a model with recurrent layers cannot go back to tokens whose state is gone");
-  tail->roll_back(std::min(own, tail->tokens()));
+  tail->roll_back(own);
   ids.resize(static_cast<std::size_t>(own));
   if (id == 0) return;
   const std::lock_guard lock(document().choosing);
@@ -82,8 +90,7 @@ std::int64_t Sequence::keep_beginning(std::span<const TokenId> prompt) {
   const auto most = std::min(ids.size(), prompt.size() - 1);
   const auto differs =
       std::mismatch(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(most), prompt.begin());
-  std::int64_t same = differs.first - ids.begin();
-  if (!on_gpu()) same = tail->reachable(same);
+  const std::int64_t same = reachable(*this, differs.first - ids.begin());
   roll_back(begin_ + same);
   return same;
 }
@@ -134,7 +141,10 @@ void SequenceCache::clear() {
 std::int64_t Sequence::bytes(const Document& document, std::int64_t room) {
   const Context::Impl& context = document.impl().parts();
   const std::int64_t tokens = context.gpu != nullptr ? gpu_tail_tokens(document.tokens(), room) : room;
-  return tokens * context.kv.shape().token_bytes();
+  std::int64_t states = 0;  // a GPU has two of a sequence
+  for (const std::int64_t floats : context.kv.shape().recurrent)
+    states += context.gpu != nullptr ? 2 * floats * std::int64_t{sizeof(float)} : 0;
+  return tokens * context.kv.shape().token_bytes() + states;
 }
 
 }  // namespace lode

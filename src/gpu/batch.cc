@@ -31,9 +31,9 @@ std::int64_t power_above(std::int64_t n) {
 cuda::NarrowLinear::Sizes sizes_of(const ModelConfig& c) {
   return {.hidden = c.hidden,
           .intermediate = widest_feed_forward(c),
-          .q_cols = std::int64_t{c.query_heads} * c.head_dim,
+          .q_cols = std::max(std::int64_t{c.query_heads} * c.head_dim, c.plan.delta.values()),
           .kv_cols = std::int64_t{c.kv_heads} * c.head_dim,
-          .vocab = c.vocab};
+          .vocab = std::max<std::int64_t>(c.vocab, DeltaLayers::most_columns(c))};
 }
 
 CudaContext& on_gpu(GpuContext& context) {
@@ -62,10 +62,12 @@ CudaBatch::CudaBatch(const ModelConfig& config, std::shared_ptr<const CudaModel>
       model_(std::move(model)),
       options_(options),
       pool_(std::make_shared<TailPool>(cuda::KvLayout{config.kv_heads, config.head_dim, options.kv_type, 0},
-                                       config.layers, options.tail_tokens)),
+                                       config.layers, options.tail_tokens,
+                                       DeltaLayers::without_rows(config))),
       linear_(stream_.get(), precision()),
       narrow_(linear_, stream_.get(), precision()),
       experts_(linear_, stream_.get(), precision()),
+      recurrent_(config, kWideRows, stream_.get()),
       turns_(config) {
   const std::int64_t n = kWideRows, d = config.head_dim, heads = config.query_heads, f = sizeof(float);
   const char* const what = "the activations of a batch";
@@ -115,13 +117,22 @@ std::unique_ptr<GpuTail> CudaBatch::branch(GpuContext& document, std::int64_t ro
         pool_->blocks() * kBlockTokens, blocks * kBlockTokens));
   const std::optional<std::int64_t> first = pool_->take(blocks);
   if (!first) return nullptr;
-  auto tail = std::make_unique<CudaTail>(pool_, *first);
+  const auto take = [&] {
+    try {
+      return std::make_unique<CudaTail>(pool_, *first, DeltaLayers::state_floats(config_));
+    } catch (...) {
+      pool_->give(*first);
+      throw;
+    }
+  };
+  auto tail = take();
   if (rest > 0) {
     const cuda::KvLayout &to = pool_->range().layout(), &layout = from.range_.layout();
     const char* const block = from.range_.base() + seam / kBlockTokens * layout.block_stride();
     for (int layer = 0; layer < config_.layers; ++layer)
-      cuda::copy(pool_->block(tail->first) + layer * to.layer_stride, block + layer * layout.layer_stride,
-                 layout.block_stride(), stream_.get());
+      if (from.range_.has_rows(layer))
+        cuda::copy(pool_->block(tail->first) + layer * to.layer_stride, block + layer * layout.layer_stride,
+                   layout.block_stride(), stream_.get());
   }
   return tail;
 }
@@ -265,6 +276,7 @@ void CudaBatch::run(Pass& pass) {
   prepare(pass);
   enqueue_or_replay(pass);
   take_logits(pass);
+  commit_states(pass);
   count_work(pass);
 }
 
@@ -338,7 +350,7 @@ void CudaBatch::prepare(const Pass& pass) {
 }
 
 /// What the kernels look up, in pinned memory.
-void CudaBatch::stage(const Pass& pass) {
+void CudaBatch::stage(Pass& pass) {
   Staged& s = *staged_.as<Staged>();
   const cuda::KvLayout& tails = pool_->range().layout();
   for (std::size_t i = 0; i < pass.tokens.size(); ++i) {
@@ -358,6 +370,31 @@ void CudaBatch::stage(const Pass& pass) {
     s.in_near[i] = {number, at(t.seam - t.far_end - 1)};
   }
   stage_documents(pass);
+  stage_states(pass);
+}
+
+/// The states of each sequence. A captured pass looks up as many as there are tokens: the others have none.
+void CudaBatch::stage_states(Pass& pass) {
+  if (config_.plan.recurrent_floats().empty()) return;
+  for (int first = 0, end = 0; first < pass.count(); first = end) {
+    const Token& token = pass.tokens[static_cast<std::size_t>(first)];
+    for (end = first; end < pass.count() && pass.tokens[static_cast<std::size_t>(end)].row == token.row;)
+      ++end;
+    pass.states.push_back(dynamic_cast<CudaTail&>(*token.row->tail)
+                              .states.next(token.row->earlier, token.position - token.document->tokens_,
+                                           first, end - first,
+                                           token.document->states_.at(token.document->tokens_)));
+  }
+  auto& staged = staged_.as<Staged>()->states;
+  staged.fill({});
+  std::ranges::copy(pass.states, staged.begin());
+}
+
+void CudaBatch::commit_states(const Pass& pass) {
+  for (const cuda::DeltaRows& rows : pass.states) {
+    const Token& last = pass.tokens[static_cast<std::size_t>(rows.first + rows.count - 1)];
+    dynamic_cast<CudaTail&>(*last.row->tail).states.commit(rows, last.position + 1 - last.document->tokens_);
+  }
 }
 
 const CudaBatch::Group& CudaBatch::group_of(const Pass& pass, int token) {
@@ -435,7 +472,43 @@ cuda::Queries CudaBatch::queries(const Pass& pass, int layer, const cuda::QueryT
 // One layer in the order of the diagram in src/README.md.
 void CudaBatch::enqueue_layer(int layer, const Pass& pass) {
   const CudaModel::Layer& w = model_->layers[static_cast<std::size_t>(layer)];
+  const cuda::Linear::MlpArguments mlp = mlp_of(w, config_);
+  const cuda::DeviceWeight& next = layer + 1 < config_.layers
+                                       ? model_->layers[static_cast<std::size_t>(layer) + 1].attention_norm
+                                       : model_->final_norm;
+  enqueue_mixer(layer, pass);
+  if (w.experts()) return enqueue_experts(w, pass);
+  if (pass.narrow)
+    narrow_.mlp(mlp, pass.count(), x_.as<float>(), next);
+  else
+    linear_.mlp(mlp, pass.count(), x_.as<float>());
+}
+
+/// Generated tokens in pieces, so that a row goes one way whatever their number.
+void CudaBatch::enqueue_experts(const CudaModel::Layer& w, const Pass& pass) {
+  const int most = pass.narrow ? cuda::kFewRows : kWideRows;
+  for (int first = 0; first < pass.count(); first += most)
+    experts_.add(experts_of(w, config_), std::min(most, pass.count() - first),
+                 x_.as<float>() + first * config_.hidden);
+}
+
+/// Attention or what stands in its place, added to the stream.
+void CudaBatch::enqueue_mixer(int layer, const Pass& pass) {
+  const CudaModel::Layer& w = model_->layers[static_cast<std::size_t>(layer)];
   const Staged& s = *staged_.as<Staged>();
+  const auto add = [&](const float* from, const cuda::DeviceWeight& o, const cuda::DeviceWeight& bias) {
+    const cuda::Addition addition = attention_addition(w, config_);
+    if (pass.narrow)
+      narrow_.project_out(from, pass.count(), o, bias, x_.as<float>(), addition, w.mlp_norm);
+    else
+      linear_.project_out(from, pass.count(), o, bias, x_.as<float>(), addition);
+  };
+  if (recurrent_.recurrent(layer)) {
+    const std::size_t rows = pass.narrow ? pass.tokens.size() : 1;
+    const float* const o =
+        recurrent_.run(layer, w, pass.count(), {there(s.states)->data(), rows}, product_of(w, pass));
+    return add(o, w.delta.out, {});
+  }
   cuda::Linear::QkvArguments qkv = qkv_of(w, config_);
   qkv.x = x_.as<float>();
   const LayerTurns::Turn turn = turns_.of(layer, *pass.rope);
@@ -444,29 +517,22 @@ void CudaBatch::enqueue_layer(int layer, const Pass& pass) {
   qkv.rope_scale = turn.rope.attention_scaling();
   qkv.q_out = q_.as<float>();
   qkv.q_unrotated = q_unrotated_.as<float>();
-  const cuda::Linear::MlpArguments mlp = mlp_of(w, config_);
-  const cuda::Addition addition = attention_addition(w, config_);
   const cuda::Queries all = queries(pass, layer, there(s.absolute)->data(), there(s.absolute_bases)->data());
-  if (!pass.narrow) {
-    linear_.qkv(qkv, all);
-    attend(layer, pass);
-    report_masses(layer, pass);
-    linear_.project_out(attention_.as<float>(), pass.count(), w.o, w.o_bias, x_.as<float>(), addition);
-    if (w.experts()) return experts_.add(experts_of(w, config_), pass.count(), x_.as<float>());
-    return linear_.mlp(mlp, pass.count(), x_.as<float>());
-  }
-  const cuda::DeviceWeight& next = layer + 1 < config_.layers
-                                       ? model_->layers[static_cast<std::size_t>(layer) + 1].attention_norm
-                                       : model_->final_norm;
-  narrow_.qkv(qkv, all);
+  pass.narrow ? narrow_.qkv(qkv, all) : linear_.qkv(qkv, all);
   attend(layer, pass);
-  narrow_.project_out(attention_.as<float>(), pass.count(), w.o, w.o_bias, x_.as<float>(), addition,
-                      w.mlp_norm);
-  if (!w.experts()) return narrow_.mlp(mlp, pass.count(), x_.as<float>(), next);
-  // In pieces, so that a row goes one way whatever their number.
-  for (int first = 0; first < pass.count(); first += cuda::kFewRows)
-    experts_.add(experts_of(w, config_), std::min(cuda::kFewRows, pass.count() - first),
-                 x_.as<float>() + first * config_.hidden);
+  if (!pass.narrow) report_masses(layer, pass);
+  recurrent_.gate(w, pass.count(), attention_.as<float>(), product_of(w, pass));
+  add(attention_.as<float>(), w.o, w.o_bias);
+}
+
+DeltaLayers::Product CudaBatch::product_of(const CudaModel::Layer& w, const Pass& pass) {
+  return [this, &w, count = pass.count(), narrow = pass.narrow](const cuda::DeviceWeight& weight, float* y) {
+    const auto eps = static_cast<float>(config_.norm_eps);
+    if (narrow)
+      narrow_.head(x_.as<float>(), count, w.attention_norm, eps, weight, y);
+    else
+      linear_.head(x_.as<float>(), count, w.attention_norm, eps, weight, y);
+  };
 }
 
 /// Enqueues documents that rows with full attention read, and all tails. Of generated tokens the documents are read
@@ -497,8 +563,11 @@ std::vector<cuda::StatePlanes> CudaBatch::attend_plain(int layer, const Pass& pa
 void CudaBatch::attend(int layer, const Pass& pass) {
   if (config_.plan.layer(layer).window > 0) return attend_window(layer, pass);
   const std::vector<cuda::StatePlanes> planes = attend_plain(layer, pass);
-  const cuda::DeviceWeight& o = model_->layers[static_cast<std::size_t>(layer)].o;
-  auto* const halves = static_cast<bf16*>(pass.narrow ? narrow_.halves_for(o) : nullptr);
+  const CudaModel::Layer& w = model_->layers[static_cast<std::size_t>(layer)];
+  const cuda::DeviceWeight& o = w.o;
+  // A gate stands between attention and the product.
+  const bool straight = pass.narrow && w.attention_gate.data == nullptr;
+  auto* const halves = static_cast<bf16*>(straight ? narrow_.halves_for(o) : nullptr);
   for (std::size_t g = 0; g < pass.groups.size(); ++g) {
     const Group& group = pass.groups[g];
     cuda::StatePart states[3];
@@ -720,6 +789,7 @@ void CudaBatch::count_work(const Pass& pass) const {
   for (const Group& group : pass.groups) {
     const std::int64_t token_bytes = 2 * pool_->range().layout().row_bytes();
     for (int layer = 0; layer < config_.layers; ++layer) {
+      if (recurrent_.recurrent(layer)) continue;
       const std::int64_t window = config_.plan.layer(layer).window;
       if (window == 0 && !attends_all(group, layer)) {
         count_sparse(pass, group, layer);

@@ -18,6 +18,7 @@
 
 #include "gpu/batch_backend.h"
 #include "gpu/context.h"
+#include "gpu/layers/delta_layers.h"
 #include "gpu/tail_pool.h"
 #include "kernels/cuda/attend/merge_states.h"
 #include "kernels/cuda/device/event.h"
@@ -72,6 +73,7 @@ class CudaBatch final : public GpuBatch {
     bool narrow = true, wants_logits = false, wants_largest = false;
     const Rope* rope = nullptr;
     std::int64_t longest_tail = 0, longest_near = 0;  ///< rounded up to powers of two
+    std::vector<cuda::DeltaRows> states = {};  ///< of each sequence side by side, where layers are recurrent
     int count() const { return static_cast<int>(tokens.size()); }
   };
   /// The host's part of what the GPU looks up, and its copy there: one array behind the other.
@@ -79,6 +81,7 @@ class CudaBatch final : public GpuBatch {
     std::array<TokenId, kWideRows> ids;
     std::array<cuda::QueryToken, kWideRows> absolute, in_tail, in_near, to_select, in_document;
     std::array<const char*, kWideRows> absolute_bases, tail_bases;
+    std::array<cuda::DeltaRows, cuda::kNarrowRows> states;
   };
 
   std::vector<Token> tokens_of(const GpuBatchRow& row, float* logits) const;
@@ -89,12 +92,17 @@ class CudaBatch final : public GpuBatch {
   Pass make_pass(std::span<const Token> tokens, bool narrow);
   static const Group& group_of(const Pass& pass, int token);
   static std::int32_t document_of(const Pass& pass, int token);
-  void stage(const Pass& pass);
+  void stage(Pass& pass);
   void stage_documents(const Pass& pass);
+  void stage_states(Pass& pass);
+  static void commit_states(const Pass& pass);
   void prepare(const Pass& pass);
   std::vector<std::uint64_t> key_of(const Pass& pass) const;
   void enqueue(const Pass& pass);
+  void enqueue_experts(const CudaModel::Layer& w, const Pass& pass);
   void enqueue_layer(int layer, const Pass& pass);
+  void enqueue_mixer(int layer, const Pass& pass);
+  DeltaLayers::Product product_of(const CudaModel::Layer& w, const Pass& pass);
   void enqueue_head(const Pass& pass);
   void finish_logits(std::int64_t count);
   std::vector<cuda::StatePlanes> attend_plain(int layer, const Pass& pass);
@@ -131,6 +139,7 @@ class CudaBatch final : public GpuBatch {
   cuda::Linear linear_;
   cuda::NarrowLinear narrow_;
   cuda::Experts experts_;
+  DeltaLayers recurrent_;
   cuda::Buffer staged_there_;
   cuda::PinnedBuffer staged_;
   // Where each layer of the pass's documents begins, [L, kMostSparseTokens]; then where the first near key of

@@ -21,6 +21,7 @@
 #include "base/cancel.h"
 #include "base/timed_parts.h"
 #include "gpu/document_bytes.h"
+#include "gpu/layers/states_of.h"
 #include "gpu/sharded.h"
 #include "kernels/cuda/attend/attend_block.h"
 #include "kernels/cuda/device/random.h"
@@ -36,9 +37,13 @@ std::int64_t vector_bytes(std::int64_t tokens, std::int64_t heads, std::int64_t 
   return tokens * heads * d * std::int64_t{sizeof(float)};
 }
 
+/// Of the product behind attention, or of the one behind a recurrent layer.
+std::int64_t widest_input(const ModelConfig& c) {
+  return std::max(std::int64_t{c.query_heads} * c.head_dim, c.plan.delta.values());
+}
+
 std::int64_t linear_scratch(const ModelConfig& c, std::int64_t chunk) {
-  return cuda::Linear::scratch_bytes(chunk, c.hidden, widest_feed_forward(c),
-                                     std::int64_t{c.query_heads} * c.head_dim,
+  return cuda::Linear::scratch_bytes(chunk, c.hidden, widest_feed_forward(c), widest_input(c),
                                      std::int64_t{c.kv_heads} * c.head_dim);
 }
 
@@ -54,13 +59,19 @@ std::int64_t working_bytes(const ModelConfig& c, const CudaModel& model, const G
          linear_scratch(c, n) + model.panel_bytes(precision_of(options.kv_type)) +
          cuda::Experts::scratch_bytes(model.expert_sizes(c), n, precision_of(options.kv_type)) +
          (c.plan.sinks ? vector_bytes(n, c.query_heads, 1) : 0) +
-         cuda::rows_prefill_workspace_bytes(c.head_dim) +
+         cuda::rows_prefill_workspace_bytes(c.head_dim) + DeltaLayers::bytes(c, n) +
+         GpuStates::bytes(DeltaLayers::state_floats(c)) +
          cuda::decode_workspace_bytes(kMostSparseTokens, c.query_heads, c.kv_heads, c.head_dim);
 }
 
 /// Keys and values as the GPU has them.
 KvShape shape_on_gpu(const ModelConfig& config, const GpuContextOptions& options) {
-  return {config.layers, config.kv_heads, config.head_dim, type_on_gpu(options.kv_type), options.max_tokens};
+  return {.layers = config.layers,
+          .kv_heads = config.kv_heads,
+          .head_dim = config.head_dim,
+          .type = type_on_gpu(options.kv_type),
+          .max_tokens = options.max_tokens,
+          .recurrent = config.plan.recurrent_floats()};
 }
 
 /// Where active keys lie if keys and values lie in host memory.
@@ -131,6 +142,12 @@ std::unique_ptr<CudaContext> CudaContext::make(const ModelConfig& config,
   GpuContextOptions held = options;  // of the text, this GPU's range
   held.max_tokens = (options.max_tokens + share.ranges.size - 1) / share.ranges.size;
   Placement place = placement_of(config, *model, held);
+  if (place.on_host && !config.plan.recurrent_floats().empty())
+    throw InputError(
+        fmt::format("expected keys and values of a model with recurrent layers on the GPU, found them in "
+                    "host memory ({}): use "
+                    "fewer tokens (-c), another --kv-type, or --device cpu",
+                    place.sentence));
   place.sentence = sentence_of(place, options);
   if (!model->remark().empty()) place.sentence += "; " + model->remark();
   return std::make_unique<CudaContext>(config, std::move(model), options, place, std::move(share));
@@ -175,9 +192,11 @@ CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaMo
       active_room_(place.on_host ? active_room(config, options)
                                  : ActiveTier::Room{.first_row = options.max_tokens}),
       range_({config.kv_heads, config.head_dim, type_on_gpu(options.kv_type), 0}, config.layers,
-             active_room_.end() + spare_rows(options, share_)),
+             active_room_.end() + spare_rows(options, share_), DeltaLayers::without_rows(config)),
       linear_(stream_.get(), precision()),
-      experts_(linear_, stream_.get(), precision()) {
+      experts_(linear_, stream_.get(), precision()),
+      recurrent_(config, options.chunk, stream_.get()),
+      states_(DeltaLayers::state_floats(config)) {
   const std::int64_t n = options.chunk, d = config.head_dim;
   const char* const what = "the activations of a chunk";
   ids_ = cuda::Buffer(n * std::int64_t{sizeof(TokenId)}, what);
@@ -198,9 +217,12 @@ CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaMo
   staged_ids_ = cuda::PinnedBuffer(ids_.bytes());
   staged_places_ = cuda::PinnedBuffer(places_.bytes());
   staged_logits_ = cuda::PinnedBuffer(logits_.bytes());
-  linear_.reserve(n, config.hidden, widest_feed_forward(config), std::int64_t{config.query_heads} * d,
+  linear_.reserve(n, config.hidden, widest_feed_forward(config), widest_input(config),
                   std::int64_t{config.kv_heads} * d);
   experts_.reserve(model_->expert_sizes(config), n);
+  state_rows_there_ = cuda::Buffer(sizeof(cuda::DeltaRows), what);
+  staged_state_rows_ = cuda::PinnedBuffer(state_rows_there_.bytes());
+  states_.clear(0, stream_.get());
   linear_.reserve_panel(model_->panel_bytes(precision()));
   workspace_ = cuda::Buffer(
       cuda::decode_workspace_bytes(kMostSparseTokens, config.query_heads, config.kv_heads, config.head_dim),
@@ -263,7 +285,18 @@ void CudaContext::roll_back(std::int64_t tokens) {
   for (auto& [key, native] : methods_state_) native.selector->roll_back(0, rows_here());
 }
 
+void CudaContext::bring_states(RecurrentStates& states) {
+  states_.bring(tokens_, config_.layers, states, stream_.get());
+}
+
+void CudaContext::restore_states(const RecurrentStates& states) {
+  if (states_.empty()) return;
+  LODE_ASSERT(states.tokens() == tokens_);
+  states_.load(states, stream_.get());
+}
+
 void CudaContext::download(KvStore& store) {
+  bring_states(store.recurrent());
   const std::int64_t more = tokens_ - store.tokens();
   if (more <= 0) return;
   copy_rows_to(store);
@@ -284,7 +317,7 @@ void CudaContext::copy_rows_to(KvStore& store, const std::function<void(int laye
   };
   for (int layer = 0; layer < config_.layers; ++layer) {
     check_cancel();
-    for (int head = 0; head < config_.kv_heads && begin < end; ++head) {
+    for (int head = 0; head < config_.kv_heads && begin < end && range_.has_rows(layer); ++head) {
       copy(layer, head, cuda::KvRange::Part::k, KvStore::Part::k);
       copy(layer, head, cuda::KvRange::Part::v, KvStore::Part::v);
     }
@@ -300,10 +333,12 @@ void CudaContext::fill_random(std::int64_t tokens, std::uint64_t seed) {
   range_.back(rows);
   constexpr float kWidth = 1.7320508f;  // of a uniform number with variance 1
   for (int layer = 0; layer < config_.layers; ++layer) {
+    if (!range_.has_rows(layer)) continue;
     cuda::fill_uniform(range_.base() + layer * range_.layout().layer_stride, options_.kv_type,
                        range_.layout().layer_bytes(rows) / bytes_of(options_.kv_type), 0.0f, kWidth,
                        seed + static_cast<std::uint64_t>(layer), stream_.get());
   }
+  states_.clear(tokens, stream_.get());
   stream_.synchronize();
   tokens_ = tokens;
 }
@@ -353,6 +388,7 @@ ForwardWork CudaContext::forward(const Step& step, const Rope& rope, LogitRows r
   ForwardWork work;
   std::vector<float> some, together;
   std::size_t most = 0;
+  forward_begin_ = tokens_;
   for (std::size_t at = 0; at < all.tokens.size(); at += most) {
     most = static_cast<std::size_t>(std::min(most_tokens(step), options_.chunk));
     const SequenceTokens part = {all.tokens.subspan(at, std::min(most, all.tokens.size() - at)), all.kv,
@@ -360,8 +396,13 @@ ForwardWork CudaContext::forward(const Step& step, const Rope& rope, LogitRows r
     const bool last = at + most >= all.tokens.size();
     Step piece = step;
     piece.sequences = {&part, 1};
-    work +=
-        forward_some(piece, rope, rows == LogitRows::last_of_each && !last ? LogitRows::none : rows, some);
+    try {
+      work +=
+          forward_some(piece, rope, rows == LogitRows::last_of_each && !last ? LogitRows::none : rows, some);
+    } catch (...) {
+      if (!states_.empty()) tokens_ = forward_begin_;  // whose states are still here
+      throw;
+    }
     if (rows == LogitRows::all) together.insert(together.end(), some.begin(), some.end());
   }
   logits = rows == LogitRows::all ? std::move(together) : std::move(some);
@@ -379,6 +420,13 @@ bool CudaContext::writes_to_host(const Step& step) const {
 DeviceKeys* device_keys_of(GpuContext& context) {
   const auto* const own = dynamic_cast<const CudaContext*>(&context);
   return own != nullptr ? own->device_keys() : nullptr;
+}
+
+void bring_states(GpuContext& context, RecurrentStates& states) {
+  if (auto* const own = dynamic_cast<CudaContext*>(&context); own != nullptr) own->bring_states(states);
+}
+void restore_states(GpuContext& context, const RecurrentStates& states) {
+  if (auto* const own = dynamic_cast<CudaContext*>(&context); own != nullptr) own->restore_states(states);
 }
 
 void download_by_layer(const GpuContext& context, KvStore& store,
@@ -453,7 +501,11 @@ ForwardWork CudaContext::forward_some(const Step& step, const Rope& rope, LogitR
   take_logits(run, logits);
   count_work(run, work);
   tokens_ += run.count;
-  if (run.host_takes_part() && share_.leads) sequence.kv->commit(run.count);
+  if (!states_.empty()) states_.commit(state_rows_, tokens_);
+  if (run.host_takes_part() && share_.leads) {
+    bring_states(sequence.kv->recurrent());
+    sequence.kv->commit(run.count);
+  }
   if (run.reach == Reach::split) tier_->held_more(run.count);
   if (tier_ != nullptr) tier_work_.bytes_to_gpu += tier_->take_moved();
   if (active_ != nullptr) {
@@ -523,6 +575,9 @@ void CudaContext::begin(const Run& run) {
     staged_places_.as<cuda::QueryToken>()[i] = {0, static_cast<std::int32_t>(tokens_ + i)};
   stage_given(run.step.given);
   stage_range(run);
+  if (!states_.empty())
+    *staged_state_rows_.as<cuda::DeltaRows>() = state_rows_ =
+        states_.next(forward_begin_, tokens_, 0, run.count);
   if (run.native == nullptr) return;
   prepare(*run.native);
   const cuda::PinnedBuffer& places = share_.ranges ? staged_near_places_ : staged_places_;
@@ -565,6 +620,9 @@ void CudaContext::enqueue_inputs(const Run& run) {
                run.count * std::int64_t{sizeof(cuda::QueryToken)}, stream);
     cuda::copy(write_bases_.as<void>(), staged_write_bases_.as<void>(), write_bases_.bytes(), stream);
   }
+  if (!states_.empty())
+    cuda::copy(state_rows_there_.as<void>(), staged_state_rows_.as<void>(), state_rows_there_.bytes(),
+               stream);
   if (!run.step.given.q.empty())
     cuda::copy(given_.as<void>(), staged_given_.as<void>(), given_.bytes(), stream);
   if (run.native != nullptr) run.native->selector->upload(stream);
@@ -652,6 +710,10 @@ cuda::Queries CudaContext::queries(int layer, const Run& run) const {
 // One layer in the order of the diagram in src/README.md.
 void CudaContext::enqueue_layer(int layer, const Run& run, ForwardWork& work) {
   const CudaModel::Layer& w = model_->layers[static_cast<std::size_t>(layer)];
+  if (recurrent_.recurrent(layer)) {
+    enqueue_recurrence(layer, w, run.count);
+    return enqueue_mlp(w, run.count);
+  }
   const bool host = run.host_takes_part(), sparse = !run.dense();
   const LayerTurns::Turn turn = turns_.of(layer, run.rope);
   if (run.reach == Reach::staged)
@@ -684,10 +746,23 @@ void CudaContext::enqueue_layer(int layer, const Run& run, ForwardWork& work) {
   enqueue_mlp(w, run.count);
 }
 
+DeltaLayers::Product CudaContext::product_of(const CudaModel::Layer& w, std::int64_t count) {
+  return [this, &w, count](const cuda::DeviceWeight& weight, float* y) {
+    linear_.head(x_.as<float>(), count, w.attention_norm, static_cast<float>(config_.norm_eps), weight, y);
+  };
+}
+
+void CudaContext::enqueue_recurrence(int layer, const CudaModel::Layer& w, std::int64_t count) {
+  const float* const o =
+      recurrent_.run(layer, w, count, {state_rows_there_.as<cuda::DeltaRows>(), 1}, product_of(w, count));
+  linear_.project_out(o, count, w.delta.out, {}, x_.as<float>(), attention_addition(w, config_));
+}
+
 /// Of several GPUs each computes a part of the sum that comes to the stream, behind attention and behind the
 /// feed-forward.
 void CudaContext::enqueue_output(const CudaModel::Layer& w, std::int64_t count) {
   const cuda::Addition addition = attention_addition(w, config_);
+  recurrent_.gate(w, count, attention_.as<float>(), product_of(w, count));
   if (!share_.heads)
     return linear_.project_out(attention_.as<float>(), count, w.o, w.o_bias, x_.as<float>(), addition);
   linear_.multiply(attention_.as<float>(), count, w.o, w.o_bias, own_part(0), false);
@@ -763,6 +838,7 @@ void CudaContext::count_work(const Run& run, ForwardWork& work) {
   const Position limit = run.step.sequences.front().far_limit;
   const std::vector<int> heads = all_kv_heads(config_.kv_heads);
   for (int layer = 0; layer < config_.layers; ++layer) {
+    if (recurrent_.recurrent(layer)) continue;
     const bool sparse = run.sparse(layer);
     if (sparse && run.native == nullptr) continue;
     if (const std::int64_t window = run.window(layer); window > 0) {

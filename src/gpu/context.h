@@ -11,7 +11,9 @@
 #include "gpu/host_tier.h"
 #include "gpu/index/context_keys.h"
 #include "gpu/index/device_keys.h"
-#include "gpu/layer_turns.h"
+#include "gpu/layers/layer_turns.h"
+#include "gpu/layers/delta_layers.h"
+#include "gpu/layers/gpu_states.h"
 #include "gpu/lists.h"
 #include "gpu/mass_finder.h"
 #include "gpu/model.h"
@@ -56,7 +58,7 @@ class CudaContext final : public GpuContext {
   std::int64_t bytes() const override;
   bool keys_on_host() const override { return tier_ != nullptr; }
   bool finds_masses() const override {
-    return tier_ == nullptr && share_.alone() &&
+    return tier_ == nullptr && share_.alone() && states_.empty() &&
            MassFinder::takes(config_.query_heads, config_.kv_heads, config_.head_dim);
   }
   std::string placement() const override { return place_.sentence; }
@@ -64,6 +66,8 @@ class CudaContext final : public GpuContext {
   /// Of an empty context whose text several GPUs share by ranges: which this one has.
   void take_range(const TextRange& range);
   void roll_back(std::int64_t tokens) override;
+  void bring_states(RecurrentStates& states);
+  void restore_states(const RecurrentStates& states);
   void upload(const KvStore& store) override;
   void download(KvStore& store) override;
   /// download without a commit.
@@ -153,12 +157,14 @@ class CudaContext final : public GpuContext {
   void set_frequencies(const Rope& rope);
   bool turns_alike() const;
   void prepare(GpuMethodState& native);
+  DeltaLayers::Product product_of(const CudaModel::Layer& w, std::int64_t count);
   ForwardWork forward_some(const Step& step, const Rope& rope, LogitRows rows, std::vector<float>& logits);
   void begin(const Run& run);
   void stage_given(const QueryOverride& given);
   void enqueue_inputs(const Run& run);
   void enqueue_given(int layer, const Run& run);
   void enqueue_layer(int layer, const Run& run, ForwardWork& work);
+  void enqueue_recurrence(int layer, const CudaModel::Layer& w, std::int64_t count);
   void enqueue_output(const CudaModel::Layer& w, std::int64_t count);
   void enqueue_mlp(const CudaModel::Layer& w, std::int64_t count);
   float* own_part(int slot) const;
@@ -219,12 +225,18 @@ class CudaContext final : public GpuContext {
   Share share_;
   ActiveTier::Room active_room_;
   std::int64_t tokens_ = 0;
-  TextRange held_;  ///< the tokens whose keys and values are here
+  std::int64_t forward_begin_ = 0;  ///< tokens before the forward call that runs
+  TextRange held_;                  ///< the tokens whose keys and values are here
 
   cuda::Stream stream_;
   cuda::KvRange range_;
   cuda::Linear linear_;
   cuda::Experts experts_;
+  DeltaLayers recurrent_;
+  GpuStates states_;
+  cuda::DeltaRows state_rows_;                // of the step that runs
+  cuda::Buffer state_rows_there_;             // [1] DeltaRows
+  cuda::PinnedBuffer staged_state_rows_;      // the same
   cuda::Buffer ids_;                          // [chunk] int32
   cuda::Buffer places_;                       // [chunk] QueryToken
   cuda::Buffer bases_;                        // [1] const char*

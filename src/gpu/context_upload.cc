@@ -36,6 +36,8 @@ void CudaContext::upload(const KvStore& store) {
     stream_.synchronize();
   }
   tokens_ = end;
+  restore_states(store.recurrent());
+  stream_.synchronize();
 }
 
 /// Rows [begin, end) of all layers and heads, as many at a time as PinnedUpload takes; a piece ends with one of the
@@ -46,7 +48,7 @@ std::vector<CudaContext::HostRows> CudaContext::pieces_to_upload(std::int64_t be
   LODE_ASSERT(most > 0);
   std::vector<HostRows> pieces;
   for (int layer = 0; layer < config_.layers; ++layer)
-    for (int head = 0; head < config_.kv_heads; ++head)
+    for (int head = 0; head < config_.kv_heads && range_.has_rows(layer); ++head)
       for (const auto part : {cuda::KvRange::Part::k, cuda::KvRange::Part::v})
         for (std::int64_t at = begin, next = 0; at < end; at = next) {
           next = std::min(end, at - at % cuda::kBlockTokens + most);

@@ -11,6 +11,7 @@
 #include "base/timed_parts.h"
 #include "gpu/pinned_upload.h"
 #include "gpu/sharded.h"
+#include "kernels/cuda/delta/delta.h"
 #include "kernels/cuda/device/pages.h"
 #include "kernels/cuda/device/random.h"
 #include "kernels/dequantise.h"
@@ -66,9 +67,6 @@ std::int64_t bytes_there(const Weight& w, cuda::TileFormat format) {
 std::int64_t padded(const Weight& w) {
   return aligned(bytes_there(w, format_of(w.type)));
 }
-std::int64_t padded_f32(const Weight& w) {
-  return aligned(w.rows * w.cols * std::int64_t{sizeof(float)});
-}
 /// Experts' matrices lie behind one another: in tiles where each fills its own.
 cuda::TileFormat expert_format(const Weight& one) {
   return one.rows % cuda::kTileRows == 0 ? format_of(one.type) : cuda::TileFormat::none;
@@ -109,12 +107,10 @@ std::vector<std::uint8_t> random_blocks(WeightType type, std::int64_t count, std
   return blocks;
 }
 
-/// Bytes of what a layer has in 32 bits whatever its file has, and of its experts.
-std::int64_t bytes_of_rest(const LayerWeights& w) {
+/// Bytes of a layer's experts.
+std::int64_t bytes_of_experts(const LayerWeights& w) {
+  if (w.experts.empty()) return 0;
   std::int64_t bytes = 0;
-  for (const Weight* one : {&w.sinks, &w.router, &w.router_bias, &w.choice_bias, &w.shared_gate})
-    bytes += padded_f32(*one);
-  if (w.experts.empty()) return bytes;
   const ExpertWeights& e = w.experts.front();
   for (const Weight* one : {&e.gate, &e.up, &e.down}) bytes += padded_experts(*one, w.experts.size());
   for (const Weight* one : {&e.gate_bias, &e.up_bias, &e.down_bias})
@@ -122,19 +118,36 @@ std::int64_t bytes_of_rest(const LayerWeights& w) {
   return bytes;
 }
 
-/// Every other weight once: body(weight, whether it is a norm's gain).
+/// How a weight's numbers lie on the GPU.
+enum class Form {
+  matrix,  ///< as in the file
+  gain,    ///< of a norm: the same, or 1 + weight in 32 bits
+  numbers  ///< in 32 bits
+};
+
+/// Every weight but the experts' once: body(weight, form).
 void for_each(const ModelWeights& m, bool tied, const auto& body) {
-  body(m.embedding, false);
+  body(m.embedding, Form::matrix);
   for (const LayerWeights& w : m.layers) {
-    for (const Weight* weight : {&w.q, &w.k, &w.v, &w.q_bias, &w.k_bias, &w.v_bias, &w.o, &w.o_bias, &w.gate,
-                                 &w.up, &w.down, &w.gate_bias, &w.up_bias, &w.down_bias})
-      body(*weight, false);
+    for (const Weight* weight : {&w.q,         &w.k,         &w.v,       &w.q_bias,    &w.k_bias,
+                                 &w.v_bias,    &w.o,         &w.o_bias,  &w.gate,      &w.up,
+                                 &w.down,      &w.gate_bias, &w.up_bias, &w.down_bias, &w.attention_gate,
+                                 &w.delta.qkv, &w.delta.z,   &w.delta.b, &w.delta.a,   &w.delta.out})
+      body(*weight, Form::matrix);
     for (const Weight* gain :
          {&w.attention_norm, &w.q_norm, &w.k_norm, &w.attention_post_norm, &w.mlp_norm, &w.mlp_post_norm})
-      body(*gain, true);
+      body(*gain, Form::gain);
+    for (const Weight* numbers :
+         {&w.delta.conv, &w.delta.dt_bias, &w.delta.decay, &w.delta.norm, &w.sinks, &w.router, &w.router_bias,
+          &w.choice_bias, &w.shared_gate})
+      body(*numbers, Form::numbers);
   }
-  body(m.final_norm, true);
-  if (!tied) body(m.output, false);
+  body(m.final_norm, Form::gain);
+  if (!tied) body(m.output, Form::matrix);
+}
+
+std::int64_t bytes_there(const Weight& w, Form form, bool plus_one) {
+  return form == Form::matrix ? padded(w) : padded_gain(w, plus_one || form == Form::numbers);
 }
 
 cuda::RouterPlan router_plan(const ExpertPlan& e) {
@@ -155,18 +168,18 @@ void refuse_what_only_the_cpu_has(const ModelConfig& c) {
   const ModelPlan& p = c.plan;
   const auto any = [&](auto has) { return std::any_of(p.layers.begin(), p.layers.end(), has); };
   const char* const part =
-      c.head_dim > kMostHeadDim                             ? "heads of more than 256 numbers"
-      : any([](const LayerPlan& l) { return l.recurrent; }) ? "recurrent layers"
-      : p.experts.apart                                     ? "experts that stand apart"
-      : p.experts.count > 0 && p.post_norms                 ? "norms behind experts"
-      : p.latent.kv_rank > 0                                ? "latent rows"
-      : p.inputs.width > 0                                  ? "numbers for each layer"
-      : p.v_norm                                            ? "norms of values"
-      : p.layer_factor                                      ? "factors of layers"
+      c.head_dim > kMostHeadDim ? "heads of more than 256 numbers"
+      : std::max(p.delta.key_dim, p.delta.value_dim) > cuda::kMostDeltaDim
+          ? "recurrent heads of more than 256 numbers"
+      : p.experts.apart                     ? "experts that stand apart"
+      : p.experts.count > 0 && p.post_norms ? "norms behind experts"
+      : p.latent.kv_rank > 0                ? "latent rows"
+      : p.inputs.width > 0                  ? "numbers for each layer"
+      : p.v_norm                            ? "norms of values"
+      : p.layer_factor                      ? "factors of layers"
       : any([](const LayerPlan& l) { return !l.own_rows() || l.kv_heads > 0 || l.head_dim > 0; })
           ? "layers whose heads differ"
-      : p.attention_gate ? "gated attention"
-                         : nullptr;
+          : nullptr;
   if (part == nullptr) return;
   throw InputError(
       fmt::format("--device cuda: expected a model without {}, found them in {}: use --device cpu", part,
@@ -175,9 +188,11 @@ void refuse_what_only_the_cpu_has(const ModelConfig& c) {
 
 /// What several GPUs do not share.
 void refuse_what_one_gpu_has(const ModelConfig& c) {
-  const char* const part = c.plan.experts.count > 0 ? "mixtures of experts"
-                           : c.plan.sinks           ? "attention sinks"
-                                                    : nullptr;
+  const char* const part = c.plan.experts.count > 0                ? "mixtures of experts"
+                           : c.plan.sinks                          ? "attention sinks"
+                           : c.plan.attention_gate                 ? "gated attention"
+                           : !c.plan.recurrent_floats().empty()    ? "recurrent layers"
+                                                                   : nullptr;
   if (part == nullptr) return;
   throw InputError(
       fmt::format("--tensor-parallel and --context-parallel: expected a model without {}, found them in {}: "
@@ -193,6 +208,19 @@ cuda::DeviceWeight rows_of(const cuda::DeviceWeight& whole, const OutputRows& ro
   if (rows.first > 0) part.data = static_cast<const std::byte*>(whole.data) + before;
   part.rows = rows.end - rows.first;
   return part;
+}
+
+/// Matrices that lie one behind the other as one; none where they do not.
+cuda::DeviceWeight in_one(std::initializer_list<const cuda::DeviceWeight*> parts) {
+  cuda::DeviceWeight all = **parts.begin();
+  all.rows = 0;
+  const auto* end = static_cast<const std::byte*>(all.data);
+  for (const cuda::DeviceWeight* const part : parts) {
+    if (part->tiled() || part->type != all.type || part->data != end || end == nullptr) return {};
+    all.rows += part->rows;
+    end += part->rows * part->cols * bytes_of(part->type);
+  }
+  return all;
 }
 
 }  // namespace
@@ -227,8 +255,8 @@ CudaModel::CudaModel(const ModelConfig& config, const ModelWeights& weights, std
   const bool plus_one = config.plan.norm_plus_one;
   std::int64_t bytes = 0;
   for_each(weights, config.tied_embeddings,
-           [&](const Weight& w, bool gain) { bytes += gain ? padded_gain(w, plus_one) : padded(w); });
-  for (const LayerWeights& w : weights.layers) bytes += bytes_of_rest(w);
+           [&](const Weight& w, Form form) { bytes += bytes_there(w, form, plus_one); });
+  for (const LayerWeights& w : weights.layers) bytes += bytes_of_experts(w);
   if (limit > 0 && bytes > limit) {
     throw InputError(
         fmt::format("--gpu-memory: expected at least {} MiB for the model's weights, found a limit of {} MiB",
@@ -262,6 +290,8 @@ CudaModel::CudaModel(const ModelConfig& config, const ModelWeights& weights, std
          .up_bias = take(w.up_bias),
          .down_bias = take(w.down_bias),
          .mlp_post_norm = gain(w.mlp_post_norm),
+         .attention_gate = take(w.attention_gate),
+         .delta = take_delta(w.delta, config.plan.delta.decay_log),
          .sinks = take_f32(w.sinks),
          .router = take_f32(w.router),
          .router_bias = take_f32(w.router_bias),
@@ -338,17 +368,12 @@ cuda::DeviceWeight CudaModel::place(const Weight& weight, cuda::TileFormat forma
 
 /// A small weight in 32 bits whatever its type; random ones are drawn.
 cuda::DeviceWeight CudaModel::take_f32(const Weight& weight) {
-  if (weight.rows == 0) return {};
+  if (weight.rows == 0 || weight.data != nullptr)
+    return take_numbers(weight, 0.0f, [](float x) { return x; });
   std::byte* const at = memory_.as<std::byte>() + used_;
-  used_ += padded_f32(weight);
-  if (weight.data == nullptr)
-    return place({.data = nullptr, .type = WeightType::f32, .rows = weight.rows, .cols = weight.cols},
-                 cuda::TileFormat::none, 0, at);
-  const std::int64_t count = weight.rows * weight.cols;
-  std::vector<float> numbers(static_cast<std::size_t>(count));
-  dequantise(weight.type, weight.data, count, numbers.data());
-  cuda::copy(at, numbers.data(), count * std::int64_t{sizeof(float)}, stream_);
-  return {at, DType::f32, weight.rows, weight.cols};
+  used_ += padded_gain(weight, true);
+  return place({.data = nullptr, .type = WeightType::f32, .rows = weight.rows, .cols = weight.cols},
+               cuda::TileFormat::none, 0, at);
 }
 
 /// One matrix of every expert of a layer, behind one another, and its biases.
@@ -415,6 +440,31 @@ cuda::DeviceWeight CudaModel::take_gain(const Weight& weight, bool plus_one) {
     cuda::copy(at, weight.data, bytes_of(weight), stream_);
   }
   return {at, type, weight.rows, weight.cols};
+}
+
+cuda::DeviceWeight CudaModel::take_numbers(const Weight& weight, float otherwise, float (*change)(float)) {
+  if (weight.rows == 0) return {};
+  std::byte* const at = memory_.as<std::byte>() + used_;
+  used_ += padded_gain(weight, true);
+  std::vector<float> numbers(static_cast<std::size_t>(weight.rows * weight.cols), otherwise);
+  if (weight.data != nullptr) {
+    dequantise(weight.type, weight.data, std::ssize(numbers), numbers.data());
+    std::ranges::transform(numbers, numbers.begin(), change);
+  }
+  cuda::copy(at, numbers.data(), static_cast<std::int64_t>(numbers.size() * sizeof(float)), stream_);
+  return {at, DType::f32, weight.rows, weight.cols};
+}
+
+CudaModel::Delta CudaModel::take_delta(const DeltaWeights& w, bool decay_log) {
+  const auto as_is = +[](float x) { return x; };
+  const auto of_log = +[](float x) { return -std::exp(x); };
+  Delta d = {.qkv = take(w.qkv), .z = take(w.z), .b = take(w.b), .a = take(w.a), .out = take(w.out)};
+  d.together = in_one({&d.qkv, &d.z, &d.b, &d.a});
+  d.conv = take_numbers(w.conv, 1.0f / static_cast<float>(std::max<std::int64_t>(w.conv.cols, 1)), as_is);
+  d.dt_bias = take_numbers(w.dt_bias, 0.0f, as_is);
+  d.rate = take_numbers(w.decay, -1.0f, decay_log ? of_log : as_is);
+  d.norm = take_numbers(w.norm, 1.0f, as_is);
+  return d;
 }
 
 /// Blocks come to the GPU some rows at a time and are repacked there.

@@ -15,10 +15,18 @@ namespace lode {
 
 class CudaModel final : public GpuModel {
  public:
+  /// What a recurrent layer has in place of q, k, v and o.
+  struct Delta {
+    cuda::DeviceWeight qkv, z, b, a, out;
+    cuda::DeviceWeight together;                   ///< qkv, z, b and a, where they are one matrix; or none
+    cuda::DeviceWeight conv, dt_bias, rate, norm;  // float32
+  };
   struct Layer {
     cuda::DeviceWeight attention_norm, q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, o, o_bias;
     cuda::DeviceWeight attention_post_norm, mlp_norm, gate, up, down, gate_bias, up_bias, down_bias;
     cuda::DeviceWeight mlp_post_norm;
+    cuda::DeviceWeight attention_gate;
+    Delta delta;
     cuda::DeviceWeight sinks;                                          // [1, Hq] f32, as the next four
     cuda::DeviceWeight router, router_bias, choice_bias, shared_gate;  // [E, D], [1, E] twice, [1, D]
     cuda::ExpertMatrices expert_gate, expert_up, expert_down;
@@ -49,6 +57,9 @@ class CudaModel final : public GpuModel {
   cuda::DeviceWeight take_f32(const Weight& weight);
   cuda::ExpertMatrices take_experts(const std::vector<ExpertWeights>& experts, Weight ExpertWeights::*which,
                                     Weight ExpertWeights::*bias);
+  /// As float32, behind `change`; those of a shape alone become `otherwise`.
+  cuda::DeviceWeight take_numbers(const Weight& weight, float otherwise, float (*change)(float));
+  Delta take_delta(const DeltaWeights& weights, bool decay_log);
   void take_tiles(const Weight& weight, cuda::TileFormat format, std::int64_t stride, std::byte* to);
   void take_widened(const Weight& weight, std::int64_t stride, std::byte* to);
   void bring_pieces(ThreadPool* pool);

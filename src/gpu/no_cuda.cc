@@ -5,6 +5,7 @@
 #include "gpu/batch_backend.h"
 #include "gpu/document_bytes.h"
 #include "gpu/index/context_keys.h"
+#include "gpu/layers/states_of.h"
 #include "gpu/train/saap.h"
 #include "lodestone/error.h"
 
@@ -55,6 +56,18 @@ void download_by_layer(const GpuContext&, KvStore&, const std::function<void(int
 
 bool writes_to_host(const GpuContext&, const Step&) {
   return true;
+}
+
+void bring_states(GpuContext&, RecurrentStates&) {
+  throw RunError(kWhy);
+}
+
+void restore_states(GpuContext&, const RecurrentStates&) {
+  throw RunError(kWhy);
+}
+
+std::int64_t reachable_behind(const GpuTail&, std::int64_t) {
+  throw RunError(kWhy);
 }
 
 double gpu_read_microseconds(std::int64_t) {

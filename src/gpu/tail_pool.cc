@@ -3,10 +3,12 @@
 
 #include <algorithm>
 
+#include "gpu/layers/states_of.h"
+
 namespace lode {
 
-TailPool::TailPool(const cuda::KvLayout& layout, int layers, std::int64_t tokens)
-    : range_(layout, layers, std::max<std::int64_t>(tokens, cuda::kBlockTokens)),
+TailPool::TailPool(const cuda::KvLayout& layout, int layers, std::int64_t tokens, std::vector<bool> without)
+    : range_(layout, layers, std::max<std::int64_t>(tokens, cuda::kBlockTokens), std::move(without)),
       blocks_(std::max<std::int64_t>(tokens / cuda::kBlockTokens, 1)) {}
 
 std::optional<std::int64_t> TailPool::take(std::int64_t blocks) {
@@ -19,6 +21,10 @@ std::optional<std::int64_t> TailPool::take(std::int64_t blocks) {
   range_.back((at + blocks) * cuda::kBlockTokens);
   taken_[at] = blocks;
   return at;
+}
+
+std::int64_t reachable_behind(const GpuTail& tail, std::int64_t tokens) {
+  return dynamic_cast<const CudaTail&>(tail).states.reachable(tokens);
 }
 
 void TailPool::give(std::int64_t first) {

@@ -9,13 +9,15 @@
 #include <optional>
 
 #include "gpu/batch_backend.h"
+#include "gpu/layers/gpu_states.h"
 #include "kernels/cuda/device/kv_range.h"
 
 namespace lode {
 
 class TailPool {
  public:
-  TailPool(const cuda::KvLayout& layout, int layers, std::int64_t tokens);
+  /// `without`: as KvRange's.
+  TailPool(const cuda::KvLayout& layout, int layers, std::int64_t tokens, std::vector<bool> without);
 
   /// So many blocks beside one another; says the first. None when others leave no such room now; OutOfDeviceMemory
   /// when the GPU has less than the pool was promised.
@@ -32,15 +34,17 @@ class TailPool {
   std::map<std::int64_t, std::int64_t> taken_;  ///< first block -> blocks
 };
 
-/// A sequence's range in the pool, for as long as this lives.
+/// A sequence's range in the pool, for as long as this lives, and the states behind its own tokens.
 class CudaTail final : public GpuTail {
  public:
   /// Of blocks that were taken from the pool.
-  CudaTail(std::shared_ptr<TailPool> pool, std::int64_t first_) : first(first_), pool_(std::move(pool)) {}
+  CudaTail(std::shared_ptr<TailPool> pool, std::int64_t first_, std::int64_t state_floats)
+      : first(first_), states(state_floats), pool_(std::move(pool)) {}
   ~CudaTail() override { pool_->give(first); }
   CudaTail(const CudaTail&) = delete;
   CudaTail& operator=(const CudaTail&) = delete;
   const std::int64_t first;  ///< block
+  GpuStates states;          ///< of its own tokens; before the first they are the document's
 
  private:
   std::shared_ptr<TailPool> pool_;

@@ -53,13 +53,14 @@ void RecurrentStates::keep() {
 }
 
 std::int64_t RecurrentStates::reachable(std::int64_t tokens) const {
-  if (empty() || tokens == tokens_) return tokens;
+  if (empty()) return tokens;
+  if (tokens >= tokens_) return tokens_;
   const auto beyond = kept_.upper_bound(tokens);
   return beyond == kept_.begin() ? 0 : std::prev(beyond)->first;
 }
 
 void RecurrentStates::roll_back(std::int64_t tokens) {
-  if (empty() || tokens == tokens_) return;
+  if (empty() || tokens >= tokens_) return;  // beyond: a GPU is ahead
   LODE_ASSERT(reachable(tokens) == tokens);
   const auto kept = kept_.find(tokens);
   now_ = kept != kept_.end() ? kept->second : first_;

@@ -329,7 +329,9 @@ const RecurrentStates& KvStore::recurrent() const {
 
 void KvStore::roll_back(std::int64_t tokens) {
   Impl& s = *impl_;
-  LODE_ASSERT(tokens >= 0 && tokens <= s.tokens);
+  LODE_ASSERT(tokens >= 0);
+  s.recurrent.roll_back(tokens);
+  tokens = std::min(tokens, s.tokens);
   const bool release = s.touched - tokens > kKeptTokens;
   s.for_ranges([&](Impl::Range& range, std::int64_t row_bytes) {
     range.written = tokens;
@@ -340,7 +342,6 @@ void KvStore::roll_back(std::int64_t tokens) {
   });
   s.tokens = tokens;
   s.show_rows();
-  s.recurrent.roll_back(tokens);
   if (release) s.touched = tokens;
 }
 

@@ -6,6 +6,8 @@
 #include <algorithm>
 
 #include "base/threads.h"
+#include "lodestone/error.h"
+#include "model/kv_shape.h"
 #include "support/compare.h"
 #include "support/everything.h"
 #include "support/family_golden.h"
@@ -27,11 +29,7 @@ class GpuFamily : public testing::TestWithParam<std::string> {
                                       const Kind& kind, std::span<Selector* const> selectors = {}) {
     const auto tokens = std::ssize(ids);
     ThreadPool pool(2);
-    KvStore kv({.layers = model.config.layers,
-                .kv_heads = model.config.kv_heads,
-                .head_dim = model.config.head_dim,
-                .type = kind.type,
-                .max_tokens = tokens});
+    KvStore kv(kv_shape(model.config, kind.type, tokens));
     const auto weights = make_gpu_model(model.config, model.weights, 0);
     const auto gpu = make_gpu_context(
         model.config, weights,
@@ -69,7 +67,12 @@ class GpuFamily : public testing::TestWithParam<std::string> {
   static void expect_golden(const std::filesystem::path& path) {
     const FamilyTokens golden(GetParam());
     const FamilyModel model(path);
+    const bool recurrent = !model.config.plan.recurrent_floats().empty();
     for (const KvTier tier : {KvTier::gpu, KvTier::host}) {
+      if (recurrent && tier == KvTier::host) {
+        EXPECT_THROW(logits_of(model, golden.ids, {.tier = tier}), InputError);
+        continue;
+      }
       for (const std::size_t chunk : {golden.ids.size(), std::size_t{11}, std::size_t{3}, std::size_t{1}}) {
         SCOPED_TRACE(testing::Message() << "chunk " << chunk << (tier == KvTier::gpu ? "" : ", on the host"));
         const auto found = logits_of(model, golden.ids, {.tier = tier, .chunk = chunk});
@@ -112,14 +115,14 @@ TEST_P(GpuFamily, SelectingEverythingIsFullAttention) {
   for (Everything& selector : selectors) pointers.push_back(&selector);
   EXPECT_LT(relative_difference(logits_of(model, golden.ids, {}, pointers), golden.logits), 2e-4f);
   for (int i = 0; i < model.config.layers; ++i)
-    EXPECT_EQ(selectors[static_cast<std::size_t>(i)].calls == 0, model.config.plan.layer(i).window > 0) << i;
+    EXPECT_EQ(selectors[static_cast<std::size_t>(i)].calls == 0, !model.config.plan.layer(i).chooses()) << i;
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, GpuFamily,
                          testing::Values("llama", "mistral-window", "ministral3", "qwen2", "qwen2-window",
                                          "qwen3", "gemma3", "phi3", "phi3-longrope", "smollm3", "granite",
                                          "mixtral", "qwen3-moe", "qwen3-moe-mixed", "gpt-oss",
-                                         "gpt-oss-mxfp4"),
+                                         "gpt-oss-mxfp4", "qwen35", "qwen35-moe", "qwen3-next"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

@@ -17,8 +17,13 @@ std::int64_t round_up(std::int64_t n, std::int64_t to) {
 
 }  // namespace
 
-KvRange::KvRange(KvLayout layout, int layers, std::int64_t max_tokens)
-    : layout_(layout), layers_(layers), max_tokens_(max_tokens), granularity_(page_bytes()) {
+KvRange::KvRange(KvLayout layout, int layers, std::int64_t max_tokens, std::vector<bool> without)
+    : layout_(layout),
+      layers_(layers),
+      max_tokens_(max_tokens),
+      granularity_(page_bytes()),
+      without_(std::move(without)),
+      layers_backed_(layers - std::count(without_.begin(), without_.end(), true)) {
   layout_.layer_stride = round_up(layout_.layer_bytes(max_tokens), granularity_);
   base_ = reserve_addresses(layout_.layer_stride * layers);
 }
@@ -39,7 +44,7 @@ void KvRange::back(std::int64_t tokens) {
 }
 
 std::int64_t KvRange::backed_bytes() const {
-  return (backed_ + std::ssize(held_) * granularity_) * layers_;
+  return (backed_ + std::ssize(held_) * granularity_) * layers_backed_;
 }
 
 void KvRange::hold(std::int64_t begin, std::int64_t end) {
@@ -69,21 +74,22 @@ void KvRange::unmap(std::size_t first_piece) {
     unmap_pages(pieces_.back().at, pieces_.back().bytes, pieces_.back().handle);
 }
 
-/// Gives memory to bytes [offset, offset + bytes) of every layer, or of none. Kernels read whole blocks: the
+/// Gives memory to bytes [offset, offset + bytes) of every layer that has rows, or of none. Kernels read whole blocks: the
 /// rows behind the last token are zeros.
 void KvRange::map_layers(std::int64_t offset, std::int64_t bytes) {
   const std::size_t before = pieces_.size();
   try {
     for (int layer = 0; layer < layers_; ++layer) {
+      if (!has_rows(layer)) continue;
       char* const at = base_ + layer * layout_.layer_stride + offset;
       const unsigned long long handle = map_pages(at, bytes);
       if (handle == 0) {
         const DeviceMemory memory = device_memory();
-        throw OutOfDeviceMemory("out of GPU memory: expected " + std::to_string(bytes * layers_ >> 20) +
-                                " MiB for keys and values beside the " +
-                                std::to_string(backed_bytes() >> 20) + " MiB there, found " +
-                                std::to_string(memory.free >> 20) + " MiB free of " +
-                                std::to_string(memory.total >> 20) + " MiB");
+        throw OutOfDeviceMemory(
+            "out of GPU memory: expected " + std::to_string(bytes * layers_backed_ >> 20) +
+            " MiB for keys and values beside the " + std::to_string(backed_bytes() >> 20) +
+            " MiB there, found " + std::to_string(memory.free >> 20) + " MiB free of " +
+            std::to_string(memory.total >> 20) + " MiB");
       }
       pieces_.push_back({handle, at, bytes});
     }

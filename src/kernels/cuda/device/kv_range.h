@@ -13,15 +13,17 @@ namespace lode::cuda {
 
 class KvRange {
  public:
-  /// Reserves addresses only. The layout's layer_stride is set here.
-  KvRange(KvLayout layout, int layers, std::int64_t max_tokens);
+  /// Reserves addresses only. The layout's layer_stride is set here. `without`: [layers] those that have no rows, and
+  /// get no memory; empty: all have.
+  KvRange(KvLayout layout, int layers, std::int64_t max_tokens, std::vector<bool> without = {});
   ~KvRange();
   KvRange(const KvRange&) = delete;
   KvRange& operator=(const KvRange&) = delete;
 
   const KvLayout& layout() const { return layout_; }
   char* base() const { return base_; }
-  /// Backs rows [0, tokens) of every layer; new pages hold zeros. RunError when the GPU has not so much
+  bool has_rows(int layer) const { return without_.empty() || !without_[static_cast<std::size_t>(layer)]; }
+  /// Backs rows [0, tokens) of every layer that has rows; new pages hold zeros. RunError when the GPU has not so much
   /// memory: what was backed before stays.
   void back(std::int64_t tokens);
   std::int64_t backed_bytes() const;
@@ -59,6 +61,8 @@ class KvRange {
     std::int64_t bytes = 0;
   };
   std::vector<Piece> pieces_;
+  std::vector<bool> without_;       // [layers] or empty
+  std::int64_t layers_backed_ = 0;  ///< that have rows
 };
 
 }  // namespace lode::cuda

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// Models with recurrent layers on a GPU: the CPU's answers; what a text, a branch, a file and a cut have of their states;
+// and bits that depend neither on chunks nor on company.
+#include <gtest/gtest.h>
+
+#include "engine/batch.h"
+#include "engine/context.h"
+#include "engine/document.h"
+#include "engine/prefill_log.h"
+#include "lodestone/error.h"
+#include "lodestone/scheduler.h"
+#include "support/compare.h"
+#include "support/family_folder.h"
+#include "support/gpu.h"
+
+namespace lode {
+namespace {
+
+class GpuRecurrent : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (TokenId i = 0; i < 200; ++i) ids_.push_back((i * i + 3 * i + i / 7) % 64);
+  }
+  std::span<const TokenId> ids(std::int64_t begin, std::int64_t count) const {
+    return std::span(ids_).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count));
+  }
+  Context context(Device device = Device::cuda, std::int64_t chunk = 16) const {
+    return Context(model_, {.kv_type = DType::f32, .device = device, .max_tokens = 256, .chunk = chunk});
+  }
+  std::shared_ptr<const Document> document(Device device, std::int64_t tokens = 120) const {
+    return Document::read(model_, ids(0, tokens), "",
+                          {.kv_type = DType::f32, .device = device, .chunk = 16, .max_tokens = 256});
+  }
+  Request request(std::shared_ptr<const Document> about, std::size_t i) const {
+    return {.document = std::move(about),
+            .prompt = {ids_.begin() + 120 + static_cast<std::ptrdiff_t>(i), ids_.begin() + 130},
+            .attention = parse_spec("full"),
+            .options = {.max_new_tokens = 10, .stop_at_eos = false}};
+  }
+  const FamilyFolder folder_{"qwen35"};
+  std::shared_ptr<const Model> model_ = folder_.load();
+  std::vector<TokenId> ids_;
+};
+
+TEST_F(GpuRecurrent, ContextsAnswerAsTheCpus) {
+  NEEDS_GPU();
+  std::vector<float> logits[2];
+  std::vector<TokenId> answers[2];
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    Context c = context(device);
+    c.prefill(ids(0, 100));
+    logits[device == Device::cuda] = c.forward(ids(100, 20), kDense);
+    answers[device == Device::cuda] =
+        c.generate(ids(120, 9), kDense, {.max_new_tokens = 12, .stop_at_eos = false}).tokens;
+  }
+  EXPECT_LT(relative_difference(logits[1], logits[0]), 2e-4f);
+  EXPECT_EQ(answers[1], answers[0]);
+}
+
+TEST_F(GpuRecurrent, GoBackToWhatIsKeptAndReadTheRestAgain) {
+  NEEDS_GPU();
+  Context fresh = context();
+  fresh.prefill(ids(0, 100));
+  const std::vector<float> expected = fresh.forward(ids(100, 20), kDense);
+  Context c = context();
+  c.prefill(ids(0, 100));
+  c.build_indexes();
+  EXPECT_EQ(c.forward(ids(100, 20), kDense), expected);
+  c.roll_back(100);
+  EXPECT_EQ(c.forward(ids(100, 20), kDense), expected) << "to the document's end";
+  c.generate(ids(5, 9), kDense, {.max_new_tokens = 12, .stop_at_eos = false});
+  c.roll_back(100);
+  EXPECT_EQ(c.forward(ids(100, 20), kDense), expected) << "behind an answer";
+  c.roll_back(83);
+  c.prefill(ids(83, 17));
+  EXPECT_LT(relative_difference(c.forward(ids(100, 20), kDense), expected), 1e-4f) << "where none was kept";
+  c.roll_back(0);
+  c.prefill(ids(0, 100));
+  EXPECT_EQ(c.forward(ids(100, 20), kDense), expected) << "from nothing";
+}
+
+/// Of a question that attends sparsely some tokens have been taken when the last one is refused.
+TEST_F(GpuRecurrent, AStepThatFailsLeavesTheStatesAsTheyWere) {
+  NEEDS_GPU();
+  Context c = context(Device::cuda, 64);
+  const MethodId method = c.attach(parse_spec("streaming:sink=1,window=20,dense_layers=0"));
+  c.prefill(ids(0, 100));
+  c.build_indexes();
+  const std::vector<float> expected = c.forward(ids(100, 40), method);
+  c.roll_back(100);
+  std::vector<TokenId> wrong(ids_.begin() + 100, ids_.begin() + 140);
+  wrong.back() = 999;
+  EXPECT_THROW(c.forward(wrong, method), InputError);
+  EXPECT_EQ(c.tokens(), 100);
+  EXPECT_EQ(c.forward(ids(100, 40), method), expected);
+}
+
+/// What was read here is asked there, with the states that are in the file.
+TEST_F(GpuRecurrent, SavedDocumentsAreAskedOnEitherDevice) {
+  NEEDS_GPU();
+  const auto file = folder_.path() / "document.lode";
+  Context c = context();
+  c.prefill(ids(0, 120));
+  c.build_indexes();
+  c.save(file, "");
+  const std::vector<float> logits = c.forward(ids(120, 30), kDense);
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    Context loaded = Context::load(file, model_, {.device = device, .chunk = 16});
+    EXPECT_EQ(loaded.tokens(), 120);
+    const std::vector<float> found = loaded.forward(ids(120, 30), kDense);
+    if (device == Device::cuda)
+      EXPECT_EQ(found, logits) << "no bit is lost, and no token read again";
+    else
+      EXPECT_LT(relative_difference(found, logits), 2e-4f);
+  }
+}
+
+TEST_F(GpuRecurrent, AnInterruptedReadingGoesOn) {
+  NEEDS_GPU();
+  const auto path = PrefillLog::beside(folder_.path() / "document.lode");
+  {
+    Context c = context();
+    PrefillLog log(path, c);
+    c.prefill(ids(0, 64));
+    log.save(c);
+    c.prefill(ids(64, 32));
+    log.save(c);
+  }
+  Context c = context();
+  PrefillLog log(path, c);
+  EXPECT_EQ(log.restore(c, ids(0, 150)), 96);
+  c.prefill(ids(96, 54));
+  Context whole = context();
+  whole.prefill(ids(0, 150));
+  EXPECT_EQ(c.forward(ids(150, 20), kDense), whole.forward(ids(150, 20), kDense));
+}
+
+TEST_F(GpuRecurrent, BranchesAnswerAsTheCpusInAnyCompany) {
+  NEEDS_GPU();
+  std::vector<std::vector<TokenId>> answers[2];
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    const auto about = document(device);
+    Scheduler together(model_, {.max_sequences = 6});
+    std::vector<Ticket<Answer>> tickets;
+    for (std::size_t i = 0; i < 6; ++i) tickets.push_back(together.submit(request(about, i)));
+    for (auto& ticket : tickets)
+      answers[device == Device::cuda].push_back(ticket.result.get().generation.tokens);
+    if (device == Device::cpu) continue;
+    for (std::size_t i = 0; i < 6; i += 2)
+      EXPECT_EQ(
+          Scheduler(model_, {.max_sequences = 1}).submit(request(about, i)).result.get().generation.tokens,
+          answers[1][i]);
+  }
+  EXPECT_EQ(answers[1], answers[0]);
+}
+
+TEST_F(GpuRecurrent, BitsOfABranchDoNotDependOnCompanyAndTheDocumentStaysAsItWas) {
+  NEEDS_GPU();
+  const auto first = document(Device::cuda), second = document(Device::cuda, 77);
+  const auto logits = [&](std::vector<int> which) {
+    BatchRunner runner(model_);
+    std::vector<std::unique_ptr<Sequence>> sequences;
+    std::vector<std::vector<float>> all(which.size());
+    for (const int i : which)
+      sequences.push_back(std::make_unique<Sequence>(i % 2 == 0 ? first : second, parse_spec("full"), 60));
+    for (int step = 0; step < 5; ++step) {
+      std::vector<BatchRow> rows;
+      for (std::size_t i = 0; i < which.size(); ++i)
+        rows.push_back({.sequence = sequences[i].get(),
+                        .tokens = ids(10 * which[i] + 3 * step, step == 0 ? 5 + 9 * which[i] : 1),
+                        .phase = step == 0 ? Phase::question : Phase::generation});
+      runner.run(rows);
+      for (std::size_t i = 0; i < which.size(); ++i) {
+        EXPECT_FALSE(rows[i].error);
+        all[i].insert(all[i].end(), rows[i].logits.begin(), rows[i].logits.end());
+      }
+    }
+    return all;
+  };
+  const auto together = logits({0, 1, 2, 3, 4});
+  for (const int i : {0, 1, 4}) EXPECT_EQ(logits({i}).front(), together[static_cast<std::size_t>(i)]) << i;
+  EXPECT_EQ(logits({3, 1}).back(), together[1]);
+}
+
+/// The second question of a conversation begins as the first did: its states are gone but for the beginning and the end.
+TEST_F(GpuRecurrent, AConversationGoesOnOrBeginsAnew) {
+  NEEDS_GPU();
+  std::vector<std::vector<TokenId>> answers[2];
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    Scheduler scheduler(model_, {.max_sequences = 2});
+    Request asked = request(document(device), 0);
+    asked.cache = std::make_shared<SequenceCache>();
+    for (int turn = 0; turn < 3; ++turn) {
+      answers[device == Device::cuda].push_back(scheduler.submit(asked).result.get().generation.tokens);
+      const auto& last = answers[device == Device::cuda].back();
+      asked.prompt.insert(asked.prompt.end(), last.begin(), turn == 0 ? last.end() : last.end() - 3);
+      asked.prompt.push_back(7 + turn);
+    }
+  }
+  EXPECT_EQ(answers[1], answers[0]);
+}
+
+TEST_F(GpuRecurrent, WhatIsNotThereIsRefused) {
+  NEEDS_GPU();
+  const auto with = [&](ContextOptions options) {
+    options.device = Device::cuda;
+    options.max_tokens = 256;
+    return Context(model_, options);
+  };
+  EXPECT_THROW(with({.kv_type = DType::q8}), InputError);
+  EXPECT_THROW(with({.kv_type = DType::f32, .kv_tier = KvTier::host}), InputError);
+}
+
+}  // namespace
+}  // namespace lode
