@@ -104,6 +104,13 @@ struct Codes8 {
   }
 };
 
+/// prmt as the hardware has it: selectors of 8 and above repeat a byte's highest bit.
+__device__ __forceinline__ unsigned permute_or_repeat(unsigned a, unsigned b, unsigned selectors) {
+  unsigned bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(a), "r"(b), "r"(selectors));
+  return bytes;
+}
+
 /// Numbers of 4 bits: a sign, an exponent of 2 and a mantissa of 1 (E2M1), times two. Four magnitudes are looked up at
 /// once; the sign bit of each, repeated over its byte, turns those of negative ones. No code is a negative zero.
 struct CodesE2M1 {
@@ -118,8 +125,8 @@ struct CodesE2M1 {
   __device__ __forceinline__ unsigned bytes(int i, int part, int word) const {
     const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w}, w = words[2 * i + word];
     const unsigned magnitude = __byte_perm(kLow, kHigh, (part == 0 ? w : w >> 16) & 0x7777u);
-    // Selectors of 8 and above repeat a byte's highest bit: of w << 4 for even codes, of w for odd ones.
-    const unsigned negative = __byte_perm(w << 4, w, part == 0 ? 0xd9c8u : 0xfbeau);
+    // The highest bit of a byte of w << 4 for even codes, of w for odd ones.
+    const unsigned negative = permute_or_repeat(w << 4, w, part == 0 ? 0xd9c8u : 0xfbeau);
     return (magnitude ^ negative) + (negative & 0x01010101u);
   }
 };
