@@ -44,6 +44,9 @@ void expect_ranges(const ModelConfig& config, int gpus, int ranges) {
   if (ranges < 1 || gpus % ranges != 0)
     throw InputError(fmt::format(
         "--context-parallel: expected a number that divides that of the GPUs ({}), found {}", gpus, ranges));
+  if (ranges > 1 && config.head_dim % 4 != 0)  // states are merged four numbers at a time
+    throw InputError(fmt::format("--context-parallel: expected heads of a multiple of 4 numbers, found {}",
+                                 config.head_dim));
   for (int layer = 0; ranges > 1 && layer < config.layers; ++layer)
     if (config.plan.layer(layer).window > 0 || config.plan.layer(layer).recurrent)
       throw InputError(

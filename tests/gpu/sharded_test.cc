@@ -254,6 +254,10 @@ TEST(RangesOfAText, RefuseWhatTheyDoNotDo) {
   const FamilyModel windows(kFamilies / "mistral-window");
   EXPECT_THROW(make_gpu_model(windows.config, windows.weights, 0, {.devices = two_gpus(), .ranges = 2}),
                InputError);
+  ModelConfig odd = pocket()->config();
+  odd.head_dim = 62;
+  EXPECT_THROW(make_gpu_model(odd, pocket()->impl().weights, 0, {.devices = two_gpus(), .ranges = 2}),
+               InputError);
   Context context = context_on({two_gpus(), DType::f32, GpuSum::automatic, 2, 1250});
   EXPECT_THROW(context.attach(parse_spec("kmeans:clusters=32,probes=6,window=128")), InputError);
   const MethodId method = context.attach(parse_spec("streaming:window=128"));
