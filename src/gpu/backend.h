@@ -82,9 +82,9 @@ class GpuContext {
   virtual std::string placement() const = 0;  ///< where they lie and what fits, in a sentence
   virtual TierWork take_tier_work() = 0;      ///< since it was last taken
   virtual void roll_back(std::int64_t tokens) = 0;
-  /// Appends the host's rows [tokens(), store.tokens()).
+  /// Appends the host's rows [tokens(), store.tokens()), and takes its states of recurrent layers.
   virtual void upload(const KvStore& store) = 0;
-  /// Appends this context's rows [store.tokens(), tokens()) to the store.
+  /// Appends this context's rows [store.tokens(), tokens()) to the store, which gets the states, too.
   virtual void download(KvStore& store) = 0;
   /// Fills rows with random keys and values up to so many tokens, for benchmarks without a prefill.
   virtual void fill_random(std::int64_t tokens, std::uint64_t seed) = 0;

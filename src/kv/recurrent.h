@@ -31,9 +31,9 @@ class RecurrentStates {
   /// goes.
   void keep();
   static constexpr std::size_t kMost = 8;
-  /// The most tokens up to `tokens` that it can be gone back to; 0 always can.
+  /// The most tokens up to `tokens` that it can be gone back to; 0 always can. Where a GPU is ahead, of those here.
   std::int64_t reachable(std::int64_t tokens) const;
-  /// To tokens that are reachable.
+  /// To tokens that are reachable; nothing where these are earlier ones.
   void roll_back(std::int64_t tokens);
   /// Begins with what `other` has after its last token, as if at token 0; nothing is copied.
   void branch_from(const RecurrentStates& other);

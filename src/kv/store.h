@@ -83,8 +83,8 @@ class KvStore {
   void share(int layers);
   /// The tokens written to all layers now count.
   void commit(std::int64_t count);
-  /// Cuts to that many tokens, pending ones included. Their memory stays for reuse, unless it is many
-  /// tokens'. Where layers are recurrent the tokens must be reachable.
+  /// Cuts to that many tokens, pending ones included; rows that a GPU is ahead with are not missed. Their memory stays
+  /// for reuse, unless it is many tokens'. Where layers are recurrent the tokens must be reachable.
   void roll_back(std::int64_t tokens);
   /// States of the layers that have no rows; commit and roll_back take them along.
   RecurrentStates& recurrent();

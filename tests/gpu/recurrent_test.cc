@@ -95,6 +95,24 @@ TEST_F(GpuRecurrent, AStepThatFailsLeavesTheStatesAsTheyWere) {
   EXPECT_EQ(c.forward(ids(100, 40), method), expected);
 }
 
+/// Methods that go over all layers find nothing to index in those without keys; one that lists every key gives what
+/// full attention gives.
+TEST_F(GpuRecurrent, MethodsChooseInTheLayersThatAttend) {
+  NEEDS_GPU();
+  Context c = context();
+  std::vector<MethodId> methods;
+  for (const char* spec : {"random:fraction=1.0", "quest:budget=200", "pqcache:budget=200", "topk:k=200",
+                           "double-sparsity:bits=2,channels=4,budget=200", "ivf:nlist=4,nprobe=4,k=200"})
+    methods.push_back(c.attach(parse_spec(spec + std::string(",sink=1,window=16,dense_layers=0"))));
+  c.prefill(ids(0, 150));
+  c.build_indexes();
+  const std::vector<float> expected = c.forward(ids(150, 10), kDense);
+  for (const MethodId method : methods) {
+    c.roll_back(150);
+    EXPECT_LT(relative_difference(c.forward(ids(150, 10), method), expected), 2e-4f) << method;
+  }
+}
+
 /// What was read here is asked there, with the states that are in the file.
 TEST_F(GpuRecurrent, SavedDocumentsAreAskedOnEitherDevice) {
   NEEDS_GPU();

@@ -356,6 +356,13 @@ void unmap_pages(char* at, std::int64_t bytes, unsigned long long) noexcept {
   madvise(at, static_cast<std::size_t>(bytes), MADV_DONTNEED);
   mprotect(at, static_cast<std::size_t>(bytes), PROT_NONE);
 }
+void map_again(char* at, std::int64_t bytes, unsigned long long) {
+  mprotect(at, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE);
+}
+void unmap_again(char* at, std::int64_t bytes) noexcept {
+  madvise(at, static_cast<std::size_t>(bytes), MADV_DONTNEED);
+  mprotect(at, static_cast<std::size_t>(bytes), PROT_NONE);
+}
 void synchronize_device() {}
 DeviceMemory device_memory() {
   return {};

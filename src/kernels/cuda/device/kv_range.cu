@@ -70,8 +70,10 @@ void KvRange::let_go(std::int64_t begin, std::int64_t end) {
 }
 
 void KvRange::unmap(std::size_t first_piece) {
-  for (; pieces_.size() > first_piece; pieces_.pop_back())
-    unmap_pages(pieces_.back().at, pieces_.back().bytes, pieces_.back().handle);
+  for (; pieces_.size() > first_piece; pieces_.pop_back()) {
+    const Piece& last = pieces_.back();
+    last.handle == 0 ? unmap_again(last.at, last.bytes) : unmap_pages(last.at, last.bytes, last.handle);
+  }
 }
 
 /// Gives memory to bytes [offset, offset + bytes) of every layer that has rows, or of none. Kernels read whole blocks: the
@@ -92,6 +94,12 @@ void KvRange::map_layers(std::int64_t offset, std::int64_t bytes) {
             std::to_string(memory.total >> 20) + " MiB");
       }
       pieces_.push_back({handle, at, bytes});
+    }
+    for (int layer = 0; layer < layers_ && before < pieces_.size(); ++layer) {
+      if (has_rows(layer)) continue;
+      char* const at = base_ + layer * layout_.layer_stride + offset;
+      map_again(at, bytes, pieces_[before].handle);
+      pieces_.push_back({0, at, bytes});
     }
   } catch (...) {
     unmap(before);

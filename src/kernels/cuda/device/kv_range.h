@@ -13,8 +13,9 @@ namespace lode::cuda {
 
 class KvRange {
  public:
-  /// Reserves addresses only. The layout's layer_stride is set here. `without`: [layers] those that have no rows, and
-  /// get no memory; empty: all have.
+  /// Reserves addresses only. The layout's layer_stride is set here. `without`: [layers] those that have no rows, and no
+  /// memory of their own: they show that of a layer which has, so that who goes over all layers reads something; empty:
+  /// all have.
   KvRange(KvLayout layout, int layers, std::int64_t max_tokens, std::vector<bool> without = {});
   ~KvRange();
   KvRange(const KvRange&) = delete;
@@ -56,7 +57,7 @@ class KvRange {
   std::int64_t backed_ = 0;      ///< bytes of each layer that have memory by back()
   std::set<std::int64_t> held_;  ///< pages of each layer that have memory by hold()
   struct Piece {
-    unsigned long long handle = 0;
+    unsigned long long handle = 0;  ///< 0: another layer's
     char* at = nullptr;
     std::int64_t bytes = 0;
   };

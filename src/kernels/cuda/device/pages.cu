@@ -74,29 +74,39 @@ void free_addresses(char* at, std::int64_t bytes) noexcept {
 
 unsigned long long map_pages(char* at, std::int64_t bytes) {
   const CUmemAllocationProp properties = on_this_device();
-  const CUmemAccessDesc access = {properties.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
   const auto size = static_cast<std::size_t>(bytes);
   CUmemGenericAllocationHandle handle = 0;
   if (const CUresult status = cu().create(&handle, size, &properties, 0); status != CUDA_SUCCESS) {
     if (status != CUDA_ERROR_OUT_OF_MEMORY) expect_success(status, "cuMemCreate");
     return 0;
   }
-  if (const CUresult status = cu().map(reinterpret_cast<CUdeviceptr>(at), size, 0, handle, 0);
-      status != CUDA_SUCCESS) {
+  try {
+    map_again(at, bytes, handle);
+  } catch (...) {
     cu().release(handle);
-    expect_success(status, "cuMemMap");
-  }
-  if (const CUresult status = cu().access(reinterpret_cast<CUdeviceptr>(at), size, &access, 1);
-      status != CUDA_SUCCESS) {
-    unmap_pages(at, bytes, handle);
-    expect_success(status, "cuMemSetAccess");
+    throw;
   }
   LODE_CUDA(cudaMemset(at, 0, size));
   return handle;
 }
 
-void unmap_pages(char* at, std::int64_t bytes, unsigned long long handle) noexcept {
+void map_again(char* at, std::int64_t bytes, unsigned long long handle) {
+  const CUmemAccessDesc access = {on_this_device().location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+  const auto size = static_cast<std::size_t>(bytes);
+  expect_success(cu().map(reinterpret_cast<CUdeviceptr>(at), size, 0, handle, 0), "cuMemMap");
+  if (const CUresult status = cu().access(reinterpret_cast<CUdeviceptr>(at), size, &access, 1);
+      status != CUDA_SUCCESS) {
+    unmap_again(at, bytes);
+    expect_success(status, "cuMemSetAccess");
+  }
+}
+
+void unmap_again(char* at, std::int64_t bytes) noexcept {
   cu().unmap(reinterpret_cast<CUdeviceptr>(at), static_cast<std::size_t>(bytes));
+}
+
+void unmap_pages(char* at, std::int64_t bytes, unsigned long long handle) noexcept {
+  unmap_again(at, bytes);
   cu().release(handle);
 }
 

@@ -15,6 +15,9 @@ void free_addresses(char* at, std::int64_t bytes) noexcept;
 /// result is for unmap_pages, which takes exactly what was mapped.
 unsigned long long map_pages(char* at, std::int64_t bytes);
 void unmap_pages(char* at, std::int64_t bytes, unsigned long long handle) noexcept;
+/// Shows memory that is mapped elsewhere at other addresses, too; unmap_again takes them back before unmap_pages.
+void map_again(char* at, std::int64_t bytes, unsigned long long handle);
+void unmap_again(char* at, std::int64_t bytes) noexcept;
 /// Enqueues a copy of `rows` pieces of `width` bytes, so many bytes apart on either side.
 void copy_apart(void* to, std::int64_t to_stride, const void* from, std::int64_t from_stride,
                 std::int64_t width, std::int64_t rows, StreamHandle stream);
