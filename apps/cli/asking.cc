@@ -9,6 +9,7 @@
 #include <iostream>
 
 #include "base/text.h"
+#include "cluster/rank_prefill.h"
 #include "engine/context.h"
 #include "engine/context_file.h"
 #include "engine/join/join_texts.h"
@@ -186,7 +187,10 @@ std::vector<AskedMethod> asked_methods(const std::vector<std::string>& specs, As
   if (wanted.empty())
     for (const Spec& spec : stored) methods.push_back({.spec = spec, .why = {}});
   if (methods.empty()) methods.push_back({.spec = parse_spec("full"), .why = {}});
-  for (AskedMethod& method : methods) method.id = text.context.attach(method.spec);
+  for (AskedMethod& method : methods) {
+    if (ranks() != nullptr) expect_asked_over_ranks(text.model, method.spec);
+    method.id = text.context.attach(method.spec);
+  }
   return methods;
 }
 

@@ -406,6 +406,7 @@ Json index_over_ranks(const IndexFlags& flags) {
         "several ranks measure no method: the text will be asked by full attention; -a names methods to "
         "index for");
   const auto model = load_model(flags.common, flags.model);
+  for (const Spec& spec : specs) expect_shared_method(model, spec);
   SharedReading shared = read_for_ranks(flags, *model, specs);
   const auto tokens = std::ssize(shared.reading.tokens);
   ContextOptions options = context_options(flags.common, flags.model);
