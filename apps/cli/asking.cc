@@ -203,7 +203,8 @@ void build_missing(const AskedFlags& flags, Context& context, const std::vector<
   constexpr double kWorthSaying = 0.5;  // seconds
   std::vector<std::string> fresh;
   for (const Spec& spec : context.methods())
-    if (std::none_of(stored.begin(), stored.end(), [&](const Spec& s) { return s.str() == spec.str(); }))
+    if (spec.name != "full" &&
+        std::none_of(stored.begin(), stored.end(), [&](const Spec& s) { return s.str() == spec.str(); }))
       fresh.push_back(spec.str());
   if (fresh.empty()) return context.build_indexes();
   const auto start = std::chrono::steady_clock::now();

@@ -30,7 +30,8 @@ struct EstimateFlags {
 };
 
 /// What is compared when no method is named; of several machines, what they can index together.
-const std::vector<std::string> kUsual = {"kmeans", "squeezed"}, kUsualOfMachines = {"kmeans", "topk"};
+const std::vector<std::string> kUsual = {"kmeans:rope=on", "squeezed"},
+                               kUsualOfMachines = {"kmeans:rope=on", "topk"};
 
 int machines_of(const EstimateFlags& flags) {
   if (flags.machines > 0) return flags.machines;
