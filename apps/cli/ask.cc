@@ -220,6 +220,7 @@ void run(const AskFlags& flags) {
   if (ranks() == nullptr) order_rows(context, flags);
   const Prompts prompts = prompts_of(flags.asked, text);
   for (const AskedMethod& method : methods) say_why(method, flags.asked.common);
+  settle_output();
   const std::string neutral = kNeutralQuestion;
   std::optional<SourceCheck> check;
   if (flags.check_sources) {
@@ -237,7 +238,9 @@ void run(const AskFlags& flags) {
       Json a = answer(asker, flags, prompts, question, method, check ? &*check : nullptr);
       if (!flags.asked.common.json) {
         print_rest(a);
+        settle_output();
         if (!flags.asked.common.quiet) remark(a);
+        settle_output();
       }
       answers.push_back(std::move(a));
     }

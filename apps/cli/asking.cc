@@ -9,6 +9,7 @@
 #include <iostream>
 
 #include "base/text.h"
+#include "cluster/rank_prefill.h"
 #include "engine/context.h"
 #include "engine/context_file.h"
 #include "engine/join/join_texts.h"
@@ -186,7 +187,10 @@ std::vector<AskedMethod> asked_methods(const std::vector<std::string>& specs, As
   if (wanted.empty())
     for (const Spec& spec : stored) methods.push_back({.spec = spec, .why = {}});
   if (methods.empty()) methods.push_back({.spec = parse_spec("full"), .why = {}});
-  for (AskedMethod& method : methods) method.id = text.context.attach(method.spec);
+  for (AskedMethod& method : methods) {
+    if (ranks() != nullptr) expect_asked_over_ranks(text.model, method.spec);
+    method.id = text.context.attach(method.spec);
+  }
   return methods;
 }
 
@@ -199,7 +203,8 @@ void build_missing(const AskedFlags& flags, Context& context, const std::vector<
   constexpr double kWorthSaying = 0.5;  // seconds
   std::vector<std::string> fresh;
   for (const Spec& spec : context.methods())
-    if (std::none_of(stored.begin(), stored.end(), [&](const Spec& s) { return s.str() == spec.str(); }))
+    if (spec.name != "full" &&
+        std::none_of(stored.begin(), stored.end(), [&](const Spec& s) { return s.str() == spec.str(); }))
       fresh.push_back(spec.str());
   if (fresh.empty()) return context.build_indexes();
   const auto start = std::chrono::steady_clock::now();

@@ -47,7 +47,13 @@ struct BenchFlags {
   std::int64_t active_bytes() const {
     return active_memory.empty() ? 0 : parse_bytes(active_memory, "--active-memory");
   }
-  void expect_gpu_of(Device device) const { expect_gpu(device, gpu_memory, kv_tier, active_memory, gpus); }
+  void expect_gpu_of(Device device) const {
+    expect_gpu(device, gpu_memory, kv_tier, active_memory, gpus);
+    if (all_reduce != "auto" && gpus.tensor_parallel == 1)
+      throw InputError(
+          "--all-reduce: expected --tensor-parallel of 2 and more, whose GPUs it tells how to sum, found "
+          "none");
+  }
   GpuSum gpu_sum() const {
     return all_reduce == "nccl" ? GpuSum::nccl : all_reduce == "peers" ? GpuSum::peers : GpuSum::automatic;
   }

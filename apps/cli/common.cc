@@ -322,8 +322,12 @@ void expect_gpu(Device device, const std::string& gpu_memory, const std::string&
         std::pair("--active-memory", !active_memory.empty()),
         std::pair("--tensor-parallel", gpus.tensor_parallel > 1),
         std::pair("--context-parallel", gpus.context_parallel > 1)})
-    if (given && device == Device::cpu)
-      throw InputError(fmt::format("{}: expected a GPU (--device cuda), found that the CPU computes", flag));
+    if (given && device == Device::cpu) {
+      const GpuInfo gpu = gpu_present();
+      throw InputError(
+          gpu.ok ? fmt::format("{}: expected a GPU (--device cuda), found that the CPU computes", flag)
+                 : fmt::format("{}: expected a GPU, found none to use: {}", flag, gpu.why));
+    }
 }
 
 std::int64_t parse_bytes(std::string_view text, std::string_view flag) {

@@ -6,10 +6,15 @@
 
 #include <filesystem>
 
+#include "base/file.h"
 #include "base/link_speed.h"
+#include "base/text.h"
 #include "cli.h"
+#include "cluster/rank_prefill.h"
+#include "io/container.h"
 #include "lodestone/error.h"
 #include "ranks.h"
+#include "shell_word.h"
 
 namespace lode::cli {
 
@@ -20,12 +25,39 @@ struct EstimateFlags {
   ModelFlags model;
   std::vector<std::string> specs;
   std::string text, tokens, question = "64";
-  int machines = 1;
+  int machines = 0;  ///< 0: as many as there are ranks
   double latency = 50, bandwidth = 1;
 };
 
-/// What is compared when no method is named.
-const std::vector<std::string> kUsual = {"kmeans", "squeezed"};
+/// What is compared when no method is named; of several machines, what they can index together.
+const std::vector<std::string> kUsual = {"kmeans:rope=on", "squeezed"},
+                               kUsualOfMachines = {"kmeans:rope=on", "topk"};
+
+int machines_of(const EstimateFlags& flags) {
+  if (flags.machines > 0) return flags.machines;
+  return ranks() != nullptr ? ranks()->size() : 1;
+}
+
+std::vector<Spec> compared_methods(const EstimateFlags& flags, const std::shared_ptr<const Model>& model) {
+  const bool several = machines_of(flags) > 1;
+  const std::vector<Spec> specs = parse_specs(!flags.specs.empty() ? flags.specs
+                                              : several            ? kUsualOfMachines
+                                                                   : kUsual);
+  if (several)
+    for (const Spec& spec : specs) expect_shared_method(model, spec);
+  return specs;
+}
+
+/// An indexed text has what it needs; an estimate is of one that is not.
+void expect_unread(const std::string& path, const std::string& flag, const std::string& wanted) {
+  std::error_code none;
+  if (!std::filesystem::is_regular_file(path, none) || !is_container(MappedFile(path).bytes())) return;
+  throw InputError(
+      fmt::format("{}: expected {}, found the indexed text '{}': `lodestone inspect {}` says what it takes; "
+                  "before a text is "
+                  "indexed, `lodestone estimate -m MODEL -f TEXT` says what it will take",
+                  flag, wanted, excerpt(path), as_word(path)));
+}
 
 std::int64_t document_tokens(const EstimateFlags& flags, const Model& model) {
   if (flags.text.empty() == flags.tokens.empty())
@@ -85,10 +117,19 @@ std::string as_text(const Estimate& e, const EstimateOptions& options) {
   for (const MethodEstimate& m : e.methods)
     text += fmt::format("{:<34} {:>10.2f} {:>14.3f} {:>10.2f}\n", m.attention, m.index_seconds,
                         m.first_token_seconds, m.ms_token);
-  return text + fmt::format("recommended: {} ({})\n", e.recommended, e.why);
+  text += fmt::format("recommended: {} ({})\n", e.recommended, e.why);
+  if (options.machines > 1)
+    text += fmt::format(
+        "link between machines: {:.0f} us a message, {:.1f} GB/s\n"
+        "next: mpirun -n {} lodestone index ... -a {} (docs/guides/cluster.md)\n",
+        options.link.latency * 1e6, options.link.bytes_per_second / 1e9, options.machines, e.recommended);
+  return text;
 }
 
 void estimate(const EstimateFlags& flags) {
+  expect_unread(flags.model.model, "--model", "a model");
+  expect_unread(flags.text, "--file", "a text");
+  if (flags.model.model.empty()) throw InputError("estimate: expected a model (-m), found none");
   const auto model = load_model(flags.common, flags.model);
   const std::int64_t tokens = document_tokens(flags, *model);
   const DType kv_type = parse_dtype(flags.model.kv_type);
@@ -99,15 +140,15 @@ void estimate(const EstimateFlags& flags) {
       .device = device_of(flags.common, kv_type),
       .gpu_memory = flags.model.gpu_memory.empty() ? 0 : parse_bytes(flags.model.gpu_memory, "--gpu-memory"),
       .free_disk = static_cast<std::int64_t>(std::filesystem::space(".").available),
-      .machines = flags.machines,
-      .link = flags.machines > 1 ? link_of(flags) : LinkSpeed{}};
+      .machines = machines_of(flags),
+      .link = machines_of(flags) > 1 ? link_of(flags) : LinkSpeed{}};
+  const std::vector<Spec> specs = compared_methods(flags, model);
   const auto note = [&](std::string_view what) {
-    if (!flags.common.quiet) fmt::print(stderr, "measuring {}\n", what);
+    if (!flags.common.quiet) fmt::print(stderr, "{}\n", what);
   };
   // Ranks have measured the link; what one of them does by itself, rank 0 measures while the others wait.
   if (ranks() == nullptr || ranks()->rank() == 0) {
-    const Estimate found =
-        estimate_document(model, options, parse_specs(flags.specs.empty() ? kUsual : flags.specs), note);
+    const Estimate found = estimate_document(model, options, specs, note);
     flags.common.json ? print_json(as_json(found, options)) : print_text(as_text(found, options));
   }
   if (ranks() != nullptr) ranks()->barrier();
@@ -122,16 +163,15 @@ void add_estimate(CLI::App& app) {
       "What a document will take before it is read: whether it fits, how long prefill, indexes, the "
       "first answer and a token take under each method, and which method pays");
   add_common_flags(*verb, flags->common);
-  add_model_flags(*verb, flags->model, true);
-  verb->add_option("-f,--file", flags->text, "the document, whose tokens are counted");
+  add_model_flags(*verb, flags->model, false);
+  verb->add_option("-f,--file,document", flags->text, "the document, whose tokens are counted");
   verb->add_option("--tokens", flags->tokens, "or its length in tokens (16k)");
   verb->add_option("--question", flags->question, "tokens of a question")->capture_default_str();
   verb->add_option("--machines", flags->machines,
                    "machines like this one that share the document (mpirun); sizes and times of an index are "
-                   "then those "
-                   "of one of them")
+                   "then those of one of them")
       ->check(whole_number(1, 65536))
-      ->capture_default_str();
+      ->default_str("1; under mpirun, the number of ranks");
   verb->add_option(
           "--latency", flags->latency,
           "microseconds that a message between machines takes; under mpirun both are measured instead")
@@ -145,7 +185,7 @@ void add_estimate(CLI::App& app) {
     say_unaudited(flags->common, flags->model, "nothing is answered");
     expect_use(*verb, {"--rope-factor", "--ctx-size"}, false,
                "expected the model's own context, found another");
-    expect_use(*verb, {"--latency", "--bandwidth"}, flags->machines > 1 && ranks() == nullptr,
+    expect_use(*verb, {"--latency", "--bandwidth"}, machines_of(*flags) > 1 && ranks() == nullptr,
                "expected it beside --machines of 2 and more, and not under mpirun, which measures it");
     estimate(*flags);
   });

@@ -3,6 +3,7 @@
 // from what such a file, or an interrupted reading, already holds.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstring>
@@ -268,8 +269,10 @@ void take_defaults(IndexFlags& flags, const Earlier& earlier) {
   if (earlier.meta.rope_factor > 0) flags.model.rope_factor = earlier.meta.rope_factor;
 }
 
-void build(Context& context, const IndexFlags& flags, std::size_t specs) {
-  const auto steps = static_cast<std::int64_t>(specs) * context.model().config().layers;
+void build(Context& context, const IndexFlags& flags) {
+  const auto indexed =
+      std::ranges::count_if(context.methods(), [](const Spec& spec) { return spec.name != "full"; });
+  const std::int64_t steps = indexed * context.model().config().layers;
   Progress progress("indexes", steps, "layers", flags.common.progress());
   context.build_indexes([&](std::int64_t done) { progress.at(done); });
 }
@@ -344,7 +347,7 @@ Json index_text(IndexFlags flags) {
   prefill(context, flags, reading.tokens, log);
   const double prefill_seconds = seconds_since(start);
   start = std::chrono::steady_clock::now();
-  build(context, flags, specs.size());
+  build(context, flags);
   const double build_seconds = seconds_since(start);
   if (const std::string left = clusters_left_to_host(context); !left.empty() && !flags.common.quiet)
     say(left);
@@ -406,6 +409,7 @@ Json index_over_ranks(const IndexFlags& flags) {
         "several ranks measure no method: the text will be asked by full attention; -a names methods to "
         "index for");
   const auto model = load_model(flags.common, flags.model);
+  for (const Spec& spec : specs) expect_shared_method(model, spec);
   SharedReading shared = read_for_ranks(flags, *model, specs);
   const auto tokens = std::ssize(shared.reading.tokens);
   ContextOptions options = context_options(flags.common, flags.model);
@@ -417,7 +421,7 @@ Json index_over_ranks(const IndexFlags& flags) {
                                     {.chunk_done = [&](std::int64_t done) { progress.at(done); }});
   const double prefill_seconds = seconds_since(start);
   start = std::chrono::steady_clock::now();
-  build(context, flags, specs.size());
+  build(context, flags);
   const double build_seconds = seconds_since(start);
   set_source(context, std::move(shared.source), shared.reading.first_token);
   save_shards(context, flags.output, shared.reading.attachments, *ranks());

@@ -119,8 +119,9 @@ Json inspect_context(const InspectFlags& flags) {
   SectionSums sums;
   sums.add(file);
   Json shards = Json::array();
-  for (const Shard& shard : meta.shards.shards) {
-    sums.add(ContainerReader(std::filesystem::path(flags.path).parent_path() / shard.file));
+  for (std::size_t i = 0; i < meta.shards.shards.size(); ++i) {
+    const Shard& shard = meta.shards.shards[i];
+    sums.add(open_shard(flags.path, meta.shards, i));
     shards.push_back({{"file", shard.file}, {"begin", shard.tokens.begin}, {"end", shard.tokens.end}});
   }
   Json result = {{"kind", "context"},

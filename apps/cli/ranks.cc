@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -156,6 +157,17 @@ int leave_ranks(int exit_code) {
   }
   all->abort(exit_code);
   return exit_code;
+}
+
+void settle_output() {
+  using std::chrono::milliseconds;
+  if (ranks() == nullptr || ranks()->rank() > 0) return;
+  for (const int fd : {STDOUT_FILENO, STDERR_FILENO}) {
+    int unread = 0;
+    for (int look = 0; look < 100 && ioctl(fd, FIONREAD, &unread) == 0 && unread > 0; ++look)
+      std::this_thread::sleep_for(milliseconds(2));
+  }
+  std::this_thread::sleep_for(milliseconds(10));  // for the launcher to write what it has read
 }
 
 bool next_line(std::string& line) {

@@ -18,6 +18,10 @@ void tell_ranks(const std::string& failure);
 /// Ends all ranks: at once when this one failed. Returns the exit code.
 int leave_ranks(int exit_code);
 
+/// Between lines on standard output and on standard error: a launcher reads them from two pipes, and would print one in the
+/// middle of the other.
+void settle_output();
+
 /// The next line of standard input, of rank 0 on all of them; false at its end.
 bool next_line(std::string& line);
 

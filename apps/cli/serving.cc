@@ -5,6 +5,7 @@
 
 #include "base/text.h"
 #include "cluster/rank_prefill.h"
+#include "cluster/save_shards.h"
 #include "engine/batch.h"
 #include "engine/memory.h"
 #include "gpu/backend.h"
@@ -125,7 +126,7 @@ serve::EngineOptions options_of(const ServingFlags& flags) {
 /// Refused before anybody uploads a text.
 void expect_shared_methods(const serve::RankEngine::Models& models, const std::vector<Spec>& specs) {
   for (const auto& [id, model] : models)
-    for (const Spec& spec : specs) expect_shared_method(model, spec, *ranks());
+    for (const Spec& spec : specs) expect_shared_method(model, spec);
 }
 
 }  // namespace
@@ -138,6 +139,10 @@ std::unique_ptr<serve::EngineBackend> make_backend(const ServingFlags& flags, co
         "index them for");
   const auto models = load_models(flags, common);
   if (ranks() != nullptr) expect_shared_methods(models, options.library.specs);
+  if (const std::size_t removed = remove_dead_shards(flags.contexts); removed > 0 && !common.quiet)
+    print_remark(fmt::format(
+        "{}: removed unfinished shards ({} files): the server or index that wrote them was killed",
+        flags.contexts, removed));
   options.library.memory = host_memory(flags);
   if (device_of(common, options.library.kv_type) == Device::cuda) {
     if (ranks() != nullptr) throw InputError("over several ranks: expected --device cpu, found cuda");

@@ -59,11 +59,10 @@ std::string verify(const VerifyFlags& flags) {
   if (const std::string damage = file.verify_all(); !damage.empty())
     throw InputError(fmt::format("{}: {}", flags.path, damage));
   std::size_t sections = file.sections().size();
-  for (const Shard& shard : meta.shards.shards) {
-    const auto path = std::filesystem::path(flags.path).parent_path() / shard.file;
-    const ContainerReader part(path);
+  for (std::size_t i = 0; i < meta.shards.shards.size(); ++i) {
+    const ContainerReader part = open_shard(flags.path, meta.shards, i);
     if (const std::string damage = part.verify_all(); !damage.empty())
-      throw InputError(fmt::format("{}: {}", path.string(), damage));
+      throw InputError(fmt::format("{}: {}", part.file().path().string(), damage));
     sections += part.sections().size();
   }
   const std::string files =

@@ -11,21 +11,18 @@
 
 namespace lode {
 
-namespace {
-
 /// A writer holds a lock on its temporary for as long as it lives.
-void remove_if_dead(const std::filesystem::path& path) {
+bool remove_if_dead(const std::filesystem::path& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC);
-  if (fd < 0) return;
+  if (fd < 0) return false;
   struct stat opened = {}, named = {};
   const bool own = ::fstat(fd, &opened) == 0 && S_ISREG(opened.st_mode) && opened.st_uid == ::geteuid();
-  if (own && ::flock(fd, LOCK_EX | LOCK_NB) == 0 && ::lstat(path.c_str(), &named) == 0 &&
-      named.st_ino == opened.st_ino && named.st_dev == opened.st_dev)
-    ::unlink(path.c_str());
+  const bool removed = own && ::flock(fd, LOCK_EX | LOCK_NB) == 0 && ::lstat(path.c_str(), &named) == 0 &&
+                       named.st_ino == opened.st_ino && named.st_dev == opened.st_dev &&
+                       ::unlink(path.c_str()) == 0;
   ::close(fd);
+  return removed;
 }
-
-}  // namespace
 
 void remove_leftovers(const std::filesystem::path& folder, std::string_view extension) {
   const std::string ending = std::string(extension) + ".tmp";

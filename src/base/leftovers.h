@@ -10,5 +10,7 @@ namespace lode {
 /// Removes the temporaries of dead writers (AtomicFile) of files that end in `extension`, such as ".lode". Those of
 /// writers that are alive stay, and so does everything else.
 void remove_leftovers(const std::filesystem::path& folder, std::string_view extension);
+/// The same of one temporary; true when it has been removed.
+bool remove_if_dead(const std::filesystem::path& path);
 
 }  // namespace lode

@@ -26,6 +26,16 @@ std::string duration(double seconds) {
   return std::to_string(s / 3600) + " h " + std::to_string(s / 60 % 60) + " min";
 }
 
+/// ", 450 tokens/s"; empty as long as next to no time has passed: what takes none has no speed.
+std::string speed(double done, double seconds, const std::string& unit) {
+  constexpr double kShort = 0.2;  // seconds
+  if (seconds < kShort) return {};
+  const double rate = done / seconds;
+  char text[80];
+  std::snprintf(text, sizeof text, rate < 10 ? ", %.1f %s/s" : ", %.0f %s/s", rate, unit.c_str());
+  return text;
+}
+
 bool on_terminal() {
   const char* term = std::getenv("TERM");
   return isatty(STDERR_FILENO) != 0 && term != nullptr && std::string_view(term) != "dumb";
@@ -122,8 +132,9 @@ void Progress::draw(std::int64_t done, bool last) {
                            : rate > 0 && !early ? "ETA " + duration(left)
                                                 : "...";
   char counts[160];
-  std::snprintf(counts, sizeof counts, "%lld/%lld %s, %.0f %s/s, %s", static_cast<long long>(done),
-                static_cast<long long>(total_), unit_.c_str(), rate, unit_.c_str(), tail.c_str());
+  std::snprintf(counts, sizeof counts, "%lld/%lld %s%s, %s", static_cast<long long>(done),
+                static_cast<long long>(total_), unit_.c_str(),
+                speed(static_cast<double>(own), passed, unit_).c_str(), tail.c_str());
   if (terminal_) {
     const double share = static_cast<double>(done) / static_cast<double>(total_);
     std::fprintf(stderr, "\r%s\033[K", bar_line(title_, counts, share, terminal_columns() - 1).c_str());

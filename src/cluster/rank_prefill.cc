@@ -9,6 +9,7 @@
 #include "attend/attend.h"
 #include "base/cancel.h"
 #include "cluster/merge_states.h"
+#include "cluster/shard_attention.h"
 #include "kernels/attend_span.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
@@ -291,6 +292,7 @@ Context read_over_ranks(std::shared_ptr<const Model> model, const ContextOptions
   if (std::ssize(tokens) < ranks.size())
     throw InputError(fmt::format("expected a text of at least {} tokens, one for each rank, found {}",
                                  ranks.size(), tokens.size()));
+  for (const Spec& spec : methods) expect_asked_over_ranks(model, spec);
   Context context(std::move(model), options);
   Context::Impl& c = context.impl();
   c.require_room(std::ssize(tokens));
@@ -305,9 +307,43 @@ Context read_over_ranks(std::shared_ptr<const Model> model, const ContextOptions
   return context;
 }
 
-void expect_shared_method(std::shared_ptr<const Model> model, const Spec& method, Communicator& ranks) {
-  const std::int64_t tokens = std::min<std::int64_t>(model->config().max_positions, 1024);
-  Context context(std::move(model), {.max_tokens = tokens});
+namespace {
+
+/// In place of ranks that are not there: a method is told that it shares its keys, and chooses none.
+class AbsentRanks final : public Communicator {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 2; }
+  void fail(const std::string&) noexcept override {}
+  void expect_alive() override {}
+
+ private:
+  void transfer(std::span<const std::span<const std::byte>>, std::span<const std::span<std::byte>>) override {
+    LODE_ASSERT(false);
+  }
+  void drop_messages() override {}
+};
+
+std::int64_t some_tokens(const Model& model) {
+  return std::min<std::int64_t>(model.config().max_positions, 1024);
+}
+
+}  // namespace
+
+void expect_asked_over_ranks(const std::shared_ptr<const Model>& model, const Spec& method) {
+  Context context(model, {.max_tokens = some_tokens(*model)});
+  context.attach(method);
+  const bool wants_mass =
+      std::ranges::any_of(context.impl().methods.back().selectors,
+                          [](const Selector* one) { return one != nullptr && one->wants_mass(); });
+  if (wants_mass) throw InputError(fmt::format("'{}': {}", method.str(), kNeedsMass));
+}
+
+void expect_shared_method(const std::shared_ptr<const Model>& model, const Spec& method) {
+  expect_asked_over_ranks(model, method);
+  const std::int64_t tokens = some_tokens(*model);
+  AbsentRanks ranks;
+  Context context(model, {.max_tokens = tokens});
   context.impl().share = {&ranks, tokens, token_share(tokens, ranks.rank(), ranks.size())};
   context.attach(method);
 }

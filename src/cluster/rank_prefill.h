@@ -40,7 +40,9 @@ Context read_over_ranks(std::shared_ptr<const Model> model, const ContextOptions
                         std::span<const TokenId> tokens, std::span<const Spec> methods, Communicator& ranks,
                         const PrefillWatch& watch = {});
 
-/// InputError for a method whose keys these ranks could not choose together in a text that they read.
-void expect_shared_method(std::shared_ptr<const Model> model, const Spec& method, Communicator& ranks);
+/// InputError for a method by which ranks cannot ask any text, whoever indexed it.
+void expect_asked_over_ranks(const std::shared_ptr<const Model>& model, const Spec& method);
+/// InputError for those, too, and for a method whose keys ranks cannot choose together in a text that they read.
+void expect_shared_method(const std::shared_ptr<const Model>& model, const Spec& method);
 
 }  // namespace lode

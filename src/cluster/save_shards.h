@@ -16,4 +16,8 @@ namespace lode {
 void save_shards(const Context& context, const std::filesystem::path& path, const Attachments& attachments,
                  Communicator& ranks);
 
+/// Removes shards that no text lists since the ranks that wrote them were killed, and says how many. Shards that are
+/// being written stay, and so do those of which it cannot be known.
+std::size_t remove_dead_shards(const std::filesystem::path& folder);
+
 }  // namespace lode

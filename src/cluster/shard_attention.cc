@@ -111,10 +111,7 @@ std::vector<ShardAttention::Choice> ShardAttention::choose(const DistributedCall
   if (call.window > 0)
     for (const QueryBlock& block : call.blocks) choices.push_back({nothing(block, call.geometry), {}});
   if (call.selector == nullptr || call.window > 0) return choices;
-  if (call.selector->wants_mass())
-    throw InputError(
-        "over several ranks: expected a method that chooses by queries and keys alone, found one that needs "
-        "the attention mass of each key; ask on one machine");
+  if (call.selector->wants_mass()) throw InputError(kNeedsMass);
   const auto layer = static_cast<std::size_t>(call.geometry.layer);
   std::unique_lock<std::mutex> choosing;
   if (step.choosing != nullptr) choosing = std::unique_lock(*step.choosing);

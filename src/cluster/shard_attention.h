@@ -53,6 +53,12 @@ class ShardAttention final : public DistributedAttention {
   Traffic selection_sent_;
 };
 
+/// Why a method that wants_mass() is refused, behind its name.
+inline constexpr const char* kNeedsMass =
+    "expected a method that chooses by queries and keys alone, which several ranks can share, found one that "
+    "needs the "
+    "attention mass of each key: index the text and ask it on one machine, without mpirun";
+
 /// From now on whoever asks of this document asks all ranks, which must all do the same. InputError when the
 /// document has fewer tokens than there are ranks.
 void share_out(const Document& document, Communicator& ranks);

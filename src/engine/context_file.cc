@@ -330,6 +330,45 @@ struct RowFile {
   Share tokens;
 };
 
+/// What a name such as "book.lode.0123456789abcdef-2of4" says: shard `index` of `count` of a writing of "book.lode".
+struct ShardName {
+  std::string_view text, id, index, count;
+};
+
+std::optional<ShardName> parse_shard_name(std::string_view name) {
+  const auto made_of = [](std::string_view part, std::string_view letters) {
+    return !part.empty() && part.find_first_not_of(letters) == std::string_view::npos;
+  };
+  constexpr std::string_view kDigits = "0123456789";
+  const std::size_t dot = name.rfind('.');
+  if (dot == std::string_view::npos) return std::nullopt;
+  const std::string_view rest = name.substr(dot + 1);
+  if (rest.size() <= kShardId || rest[kShardId] != '-') return std::nullopt;
+  const std::string_view numbers = rest.substr(kShardId + 1);
+  const std::size_t of = numbers.find("of");
+  if (of == std::string_view::npos) return std::nullopt;
+  const ShardName found = {.text = name.substr(0, dot),
+                           .id = rest.substr(0, kShardId),
+                           .index = numbers.substr(0, of),
+                           .count = numbers.substr(of + 2)};
+  if (!is_shard_id(found.id) || !made_of(found.index, kDigits) || !made_of(found.count, kDigits))
+    return std::nullopt;
+  return found;
+}
+
+/// Somebody has named a shard where its text was wanted.
+[[noreturn]] void refuse_shard(const std::filesystem::path& path) {
+  const std::string name = path.filename().string();
+  if (const auto known = parse_shard_name(name))
+    throw InputError(fmt::format(
+        "{}: expected an indexed text, found shard {} of {} of it: name '{}' instead, which lists "
+        "all shards",
+        path.string(), known->index, known->count, (path.parent_path() / known->text).string()));
+  throw InputError(
+      fmt::format("{}: expected an indexed text, found one shard of it: name the file that lists all shards",
+                  path.string()));
+}
+
 /// InputError unless the file is the shard that a text lists.
 void expect_shard(const ContainerReader& file, const ShardSet& set, const Shard& shard) {
   const std::string where = file.file().path().string() + ": section 'shard'";
@@ -350,8 +389,9 @@ std::vector<RowFile> row_files(std::shared_ptr<const ContainerReader> file, cons
                                const ContextMeta& meta) {
   if (meta.shards.empty()) return {{std::move(file), {0, meta.tokens}}};
   std::vector<RowFile> files;
-  for (const Shard& shard : meta.shards.shards) {
-    auto opened = std::make_shared<const ContainerReader>(path.parent_path() / shard.file);
+  for (std::size_t i = 0; i < meta.shards.shards.size(); ++i) {
+    const Shard& shard = meta.shards.shards[i];
+    auto opened = std::make_shared<const ContainerReader>(open_shard(path, meta.shards, i));
     expect_shard(*opened, meta.shards, shard);
     files.push_back({std::move(opened), shard.tokens});
   }
@@ -485,6 +525,7 @@ std::int64_t ContextMeta::token_bytes() const {
 
 ContextMeta read_context_meta(const ContainerReader& file, const std::filesystem::path& path) {
   const std::string where = path.string() + ": section 'meta'";
+  if (file.has("shard") && !file.has("meta")) refuse_shard(path);
   const auto raw = file.bytes("meta");
   const Json json = parse_json({reinterpret_cast<const char*>(raw.data()), raw.size()}, where);
   json_int(json, "version", where, kMetaVersion, kLayersDiffer);
@@ -565,22 +606,24 @@ void add_indexes(const Context::Impl& c, ContainerWriter& out) {
   }
 }
 
-/// "book.lode.0123456789abcdef-2of4", and what is written of it.
-bool is_shard_of(const std::string& file, const std::string& text) {
-  constexpr std::string_view kHex = "0123456789abcdef", kDigits = "0123456789";
-  std::string_view name = file;
-  if (name.starts_with('.') && name.ends_with(".tmp")) name = name.substr(1, name.size() - 5);
-  if (!name.starts_with(text + ".")) return false;
-  name.remove_prefix(text.size() + 1);
-  const std::size_t id = name.find_first_not_of(kHex);
-  if (id != kShardId || name[id] != '-') return false;
-  name.remove_prefix(id + 1);
-  const std::size_t index = name.find_first_not_of(kDigits);
-  return index != 0 && index != std::string_view::npos && name.substr(index).starts_with("of") &&
-         name.find_first_not_of(kDigits, index + 2) == std::string_view::npos;
+}  // namespace
+
+bool is_shard_id(std::string_view text) {
+  return text.size() == kShardId && text.find_first_not_of("0123456789abcdef") == std::string_view::npos;
 }
 
-}  // namespace
+ContainerReader open_shard(const std::filesystem::path& path, const ShardSet& set, std::size_t index) {
+  const Shard& shard = set.shards[index];
+  const auto file = path.parent_path() / shard.file;
+  std::error_code failed;
+  if (std::filesystem::status(file, failed).type() == std::filesystem::file_type::not_found)
+    throw InputError(fmt::format(
+        "{}: its shard {} of {}, '{}' with tokens {} to {}, is missing: put it back beside the file, or "
+        "index the text again",
+        path.string(), index + 1, set.shards.size(), excerpt(shard.file, 400), shard.tokens.begin,
+        shard.tokens.end));
+  return ContainerReader(file);
+}
 
 std::string new_shard_id(const std::filesystem::path& path) {
   const auto now = std::chrono::system_clock::now().time_since_epoch().count();
@@ -614,18 +657,21 @@ void save_shard(const Context& context, const std::filesystem::path& path, const
   out.finish();
 }
 
-void remove_shards(const std::filesystem::path& path, const ShardSet& set, RemovedShards which) {
+std::size_t remove_shards(const std::filesystem::path& path, const std::string& id, RemovedShards which) {
   std::error_code failed;
   const auto folder = path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
   std::vector<std::filesystem::path> found;
   for (auto at = std::filesystem::directory_iterator(folder, failed);
        !failed && at != std::filesystem::directory_iterator(); at.increment(failed)) {
     const std::string name = at->path().filename().string();
-    const bool of_set = !set.empty() && name.find("." + set.id + "-") != std::string::npos;
-    if (of_set == (which == RemovedShards::these) && is_shard_of(name, path.filename().string()))
-      found.push_back(at->path());
+    const bool unfinished = name.starts_with('.') && name.ends_with(".tmp");
+    const auto shard =
+        parse_shard_name(unfinished ? std::string_view(name).substr(1, name.size() - 5) : name);
+    if (!shard || shard->text != path.filename().string()) continue;
+    if ((shard->id == id) == (which == RemovedShards::these)) found.push_back(at->path());
   }
-  for (const auto& one : found) std::filesystem::remove(one, failed);
+  return static_cast<std::size_t>(
+      std::ranges::count_if(found, [&](const auto& one) { return std::filesystem::remove(one, failed); }));
 }
 
 void save_context(const Context& context, const std::filesystem::path& path, std::string_view text,

@@ -70,13 +70,17 @@ void save_context(const Context& context, const std::filesystem::path& path, std
 
 /// An id for the shards of a text that is written now.
 std::string new_shard_id(const std::filesystem::path& path);
+bool is_shard_id(std::string_view text);
+/// A shard that the text at `path` lists; InputError that names it when it is missing.
+ContainerReader open_shard(const std::filesystem::path& path, const ShardSet& set, std::size_t index);
 /// The shards that so many ranks write of a text.
 ShardSet shards_for(const std::filesystem::path& path, const std::string& id, std::int64_t tokens, int ranks);
 /// Rows and indexes of one of them, which this process has.
 void save_shard(const Context& context, const std::filesystem::path& path, const ShardSet& shards,
                 std::size_t index);
-/// Removes shards beside `path`, finished or not: all but those of `set`, or those alone.
+/// Removes shards of the text at `path`, finished or not, and says how many: all but those of the writing `id`, or those
+/// alone.
 enum class RemovedShards { all_others, these };
-void remove_shards(const std::filesystem::path& path, const ShardSet& set, RemovedShards which);
+std::size_t remove_shards(const std::filesystem::path& path, const std::string& id, RemovedShards which);
 
 }  // namespace lode

@@ -59,7 +59,8 @@ std::optional<Context> reuse_context(const std::filesystem::path& path, std::sha
   const std::int64_t chunk = Context(model, options).options().chunk;
   const std::int64_t kept = kept_tokens(stored, tokens, chunk);
   if (kept == 0) {
-    why = fmt::format("its first {} tokens differ", chunk);
+    why = std::ssize(stored) < chunk ? fmt::format("a text of fewer than {} tokens is read anew", chunk)
+                                     : fmt::format("its first {} tokens differ", chunk);
     return std::nullopt;
   }
   const bool same = holds(meta, specs);

@@ -12,7 +12,10 @@
 namespace lode {
 
 namespace {
-constexpr const char* kWhy = "this program was built without CUDA";
+constexpr const char* kWhy =
+    "this program was built without CUDA; for a build with it run `cmake --preset release "
+    "-DLODESTONE_CUDA=ON && "
+    "cmake --build --preset release` (docs/guides/gpu.md)";
 }
 
 GpuInfo gpu_info() {

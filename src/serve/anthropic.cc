@@ -28,8 +28,8 @@ Json usage_of(const Answer& answer) {
 
 class MessageVoice : public Voice {
  public:
-  MessageVoice(const std::string& request_id, std::string model)
-      : id_("msg_" + request_id.substr(request_id.find('_') + 1)), model_(std::move(model)) {}
+  explicit MessageVoice(const std::string& request_id)
+      : id_("msg_" + request_id.substr(request_id.find('_') + 1)) {}
 
   Json whole(const std::vector<Answer>& answers, const Reuse& reuse) override {
     const Answer& answer = answers.front();
@@ -44,7 +44,8 @@ class MessageVoice : public Voice {
     return message;
   }
 
-  std::string opening() override {
+  std::string opening(const std::string& model) override {
+    model_ = model;
     const Json block = {{"type", "text"}, {"text", ""}, {"citations", nullptr}};
     return event("message_start", {{"message", envelope()}}) +
            event("content_block_start", {{"index", 0}, {"content_block", block}}) +
@@ -142,7 +143,7 @@ Conversation read_message(const Fields& body, std::string_view text) {
 void answer_messages(Backend& backend, Metrics& metrics, const Call& call) {
   const Json json = parse_body(*call.request);
   Conversation conversation = read_message(Fields(json), call.request->body);
-  auto voice = std::make_unique<MessageVoice>(call.request->id, conversation.question.model);
+  auto voice = std::make_unique<MessageVoice>(call.request->id);
   converse(backend, metrics, call, std::move(conversation), std::move(voice));
 }
 

@@ -26,6 +26,11 @@ class ApiError : public std::runtime_error {
   int retry_seconds = 0;  ///< of 429 and 503: when to try again
 };
 
+/// Of a context that has failed.
+inline ApiError unusable_context(const std::string& name, const std::string& why) {
+  return {409, "the context '" + name + "' cannot be used: " + why, "context_failed"};
+}
+
 enum class ContextState { reading, ready, failed };
 std::string_view name_of(ContextState state);
 
@@ -52,6 +57,8 @@ struct NewContext {
   std::string title;                    ///< what people call it (a file's name); empty = the name
   std::vector<std::string> attentions;  ///< specs to index for; empty = the server's own
   std::int64_t ttl_seconds = 0;         ///< 0 = for ever
+  /// Called once, when it is ready or has failed, from a thread of the backend; may be empty.
+  std::function<void(const ContextInfo&)> on_read;
 };
 
 struct ServedModel {

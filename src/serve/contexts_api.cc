@@ -32,11 +32,12 @@ std::int64_t ttl_of(const Fields& body) {
   return seconds;
 }
 
-NewContext from_json(const HttpRequest& request) {
+Upload from_json(const HttpRequest& request) {
   const Json json = parse_body(request);
   const Fields body(json);
-  body.expect_known({"name", "text", "model", "title", "attention", "ttl"}, {});
-  NewContext context;
+  body.expect_known({"name", "text", "model", "title", "attention", "ttl", "wait"}, {});
+  Upload upload = {.context = {}, .wait = body.flag("wait").value_or(false)};
+  NewContext& context = upload.context;
   if (!body.has("text")) body.wrong("text", "a string");
   context.text = *body.text("text");
   context.name = body.text("name").value_or("");
@@ -44,11 +45,12 @@ NewContext from_json(const HttpRequest& request) {
   context.model = body.text("model").value_or("");
   context.attentions = body.texts("attention", kMostSpecs);
   context.ttl_seconds = ttl_of(body);
-  return context;
+  return upload;
 }
 
-NewContext from_form(const HttpRequest& request) {
-  NewContext context;
+Upload from_form(const HttpRequest& request) {
+  Upload upload;
+  NewContext& context = upload.context;
   bool has_text = false;
   Json fields = Json::object();
   for (const FormPart& part : parse_multipart(request.header("content-type"), request.body)) {
@@ -63,10 +65,15 @@ NewContext from_form(const HttpRequest& request) {
         throw ApiError(400, fmt::format("expected one part '{}', found two", part.name));
       expect_utf8(part.content, fmt::format("the part '{}'", part.name));
       fields[part.name] = std::string(part.content);
+    } else if (part.name == "wait") {
+      if (part.content != "true" && part.content != "false")
+        throw ApiError(
+            400, fmt::format("the part 'wait': expected true or false, found '{}'", excerpt(part.content)));
+      upload.wait = part.content == "true";
     } else {
-      throw ApiError(400,
-                     fmt::format("expected the parts file, name, model, title, attention or ttl, found '{}'",
-                                 excerpt(part.name)));
+      throw ApiError(
+          400, fmt::format("expected the parts file, name, model, title, attention, ttl or wait, found '{}'",
+                           excerpt(part.name)));
     }
   }
   if (!has_text) throw ApiError(400, "expected a part 'file' or 'text', found none");
@@ -76,30 +83,31 @@ NewContext from_form(const HttpRequest& request) {
   context.model = body.text("model").value_or("");
   context.attentions = body.texts("attention", kMostSpecs);
   context.ttl_seconds = ttl_of(body);
-  return context;
+  return upload;
 }
 
 }  // namespace
 
-NewContext read_new_context(const HttpRequest& request) {
+Upload read_upload(const HttpRequest& request) {
   const std::string type = media_type(request.header("content-type"));
   if (type != "application/json" && type != "multipart/form-data")
     throw ApiError(
         415, fmt::format("expected 'Content-Type: application/json' or 'multipart/form-data', found '{}'",
                          excerpt(type)));
   try {
-    NewContext context = type == "application/json" ? from_json(request) : from_form(request);
+    Upload upload = type == "application/json" ? from_json(request) : from_form(request);
+    NewContext& context = upload.context;
     if (context.name.empty()) context.name = context_name_of(context.title);
     expect_context_name(context.name);
     if (context.title.empty()) context.title = context.name;
     if (context.is_file && context.text.empty())
       throw ApiError(400, "'file': expected a file with bytes in it, found an empty one");
-    if (context.is_file) return context;  // what it holds shows when it is read
+    if (context.is_file) return upload;  // what it holds shows when it is read
     if (const std::size_t bad = invalid_utf8(context.text); bad != std::string::npos)
       throw ApiError(400, fmt::format("'text': expected UTF-8, found an invalid byte at offset {}", bad));
     if (context.text.find_first_not_of(" \t\r\n") == std::string::npos)
       throw ApiError(400, "'text': expected a text, found an empty one");
-    return context;
+    return upload;
   } catch (const InputError& e) {
     throw ApiError(400, e.what());
   }

@@ -12,6 +12,18 @@ bool is_of_no_use(const ApiError& error) {
   return error.code == "context_failed" || error.code == "context_not_found" || error.code == "no_room";
 }
 
+/// The model that will answer, unless the question is refused.
+std::string model_of(Backend& backend, const Question& question) {
+  if (!question.model.empty()) return question.model;
+  try {
+    if (!question.context.empty()) return backend.context(question.context).model;
+    const std::vector<ServedModel> models = backend.models();
+    return models.empty() ? std::string() : models.front().id;
+  } catch (const ApiError&) {  // no such context: who asks is told so
+    return {};
+  }
+}
+
 /// Lives until its last answer has ended.
 class Exchange : public std::enable_shared_from_this<Exchange> {
  public:
@@ -26,6 +38,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   void start() {
     as_it_came_ = conversation_.question;
     reuse_ = find_document(backend_, conversation_.question);
+    model_ = model_of(backend_, conversation_.question);
     answers_.resize(static_cast<std::size_t>(conversation_.choices));
     left_ = answers_.size();
     for (std::size_t i = 0; i < answers_.size(); ++i) {
@@ -48,10 +61,13 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   /// Where a document was recognised that turns out to be of no use, the request is read anew: nobody asked for the
   /// stored one by name.
   bool asks_as_it_came(std::size_t choice, const ApiError& error) {
+    if (!is_of_no_use(error) || !as_it_came_.context.empty()) return false;
+    const std::string model = model_of(backend_, as_it_came_);
     {
       const std::lock_guard lock(mutex_);
-      if (over_ || open_ || cancelled_ || !is_of_no_use(error) || !as_it_came_.context.empty()) return false;
+      if (over_ || open_ || cancelled_) return false;
       conversation_.question = as_it_came_;
+      model_ = model;
       reuse_ = {.how = "none", .why = error.what()};
     }
     ask(choice);
@@ -90,7 +106,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
     head.content_type = "text/event-stream; charset=utf-8";
     head.headers = {{"Cache-Control", "no-store"}};
     call_.reply->begin(std::move(head));
-    call_.reply->write(voice_->opening());
+    call_.reply->write(voice_->opening(model_));
   }
 
   void on_text(std::size_t choice, std::string_view text) {
@@ -158,6 +174,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   Question as_it_came_;  ///< before a document was recognised in it
   std::mutex mutex_;     ///< of what follows, and of the question
   Reuse reuse_;
+  std::string model_;  ///< that answers
   std::vector<std::uint64_t> ids_;
   std::vector<Answer> answers_;
   std::size_t left_ = 0;

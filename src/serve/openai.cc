@@ -31,9 +31,8 @@ Json usage_of(const std::vector<Answer>& answers) {
 
 class ChatVoice : public Voice {
  public:
-  ChatVoice(const std::string& request_id, std::string model, int choices, bool include_usage)
+  ChatVoice(const std::string& request_id, int choices, bool include_usage)
       : id_("chatcmpl-" + request_id.substr(request_id.find('_') + 1)),
-        model_(std::move(model)),
         created_(std::time(nullptr)),
         choices_(choices),
         include_usage_(include_usage) {}
@@ -54,7 +53,8 @@ class ChatVoice : public Voice {
     return body;
   }
 
-  std::string opening() override {
+  std::string opening(const std::string& model) override {
+    model_ = model;
     std::string events;
     for (int i = 0; i < choices_; ++i)
       events +=
@@ -200,8 +200,7 @@ void answer_chat(Backend& backend, Metrics& metrics, const Call& call) {
   const Json json = parse_body(*call.request);
   bool include_usage = false;
   Conversation conversation = read_chat(Fields(json), call.request->body, include_usage);
-  auto voice = std::make_unique<ChatVoice>(call.request->id, conversation.question.model,
-                                           conversation.choices, include_usage);
+  auto voice = std::make_unique<ChatVoice>(call.request->id, conversation.choices, include_usage);
   converse(backend, metrics, call, std::move(conversation), std::move(voice));
 }
 

@@ -299,10 +299,17 @@ void Service::list_contexts(const Call& call) {
   call.reply->send(json_response(dump({{"object", "list"}, {"data", list}})));
 }
 
+/// A client that goes while it waits for a reading does not end that: others may ask about the document.
 void Service::create_context(const Call& call) {
-  HttpResponse response =
-      json_response(dump(context_json(backend_.create(read_new_context(*call.request)))), 202);
-  call.reply->send(std::move(response));
+  Upload upload = read_upload(*call.request);
+  if (upload.wait)
+    upload.context.on_read = [reply = call.reply](const ContextInfo& info) {
+      reply->send(info.state == ContextState::ready
+                      ? json_response(dump(context_json(info)))
+                      : error_response("/v1/contexts", unusable_context(info.name, info.error)));
+    };
+  const ContextInfo info = backend_.create(std::move(upload.context));
+  if (!upload.wait) call.reply->send(json_response(dump(context_json(info)), 202));
 }
 
 void Service::show_context(const Call& call) {

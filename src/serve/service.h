@@ -76,7 +76,11 @@ void answer_chat(Backend& backend, Metrics& metrics, const Call& call);
 void answer_messages(Backend& backend, Metrics& metrics, const Call& call);
 
 /// POST /v1/contexts, of JSON or multipart/form-data.
-NewContext read_new_context(const HttpRequest& request);
+struct Upload {
+  NewContext context;
+  bool wait = false;  ///< to be answered when the text has been read
+};
+Upload read_upload(const HttpRequest& request);
 Json context_json(const ContextInfo& info);
 
 }  // namespace lode::serve

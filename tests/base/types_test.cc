@@ -192,13 +192,19 @@ TEST(Progress, WhatAnEarlierRunDidIsNoSpeed) {
   {
     Progress progress("training", 1'000'000, "steps");
     progress.skip(900'000);
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    std::this_thread::sleep_for(std::chrono::milliseconds(250));
     progress.at(900'001);
   }
   const std::string said = testing::internal::GetCapturedStderr();
   const std::size_t at = said.find("steps, ");
   ASSERT_NE(at, std::string::npos) << said;
   EXPECT_LE(std::stoll(said.substr(at + 7)), 50) << said;
+}
+
+TEST(Progress, WhatTakesNoTimeHasNoSpeed) {
+  testing::internal::CaptureStderr();
+  { Progress("indexes", 48, "layers").at(48); }
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "indexes: 48/48 layers, in 1 s\n");
 }
 
 TEST(Progress, SilentWhenQuietAndBrieflyOtherwise) {

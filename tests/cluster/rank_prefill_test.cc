@@ -11,7 +11,9 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/file.h"
 #include "cluster/local_ranks.h"
+#include "cluster/save_shards.h"
 #include "cluster/shard_attention.h"
 #include "engine/batch.h"
 #include "engine/context_file.h"
@@ -214,12 +216,57 @@ TEST_F(RankPrefillTest, OnlyShardsOfOtherWritingsAreSweptAway) {
   save_over(2, DType::f32, "fedcba9876543210");
   const auto other = path_.string() + ".notes-1of2";
   std::ofstream(other) << "mine";
-  remove_shards(path_, shards_for(path_, "fedcba9876543210", kTokens, 2), RemovedShards::all_others);
+  remove_shards(path_, "fedcba9876543210", RemovedShards::all_others);
   EXPECT_FALSE(std::filesystem::exists(path_.string() + ".0123456789abcdef-1of2"));
   EXPECT_TRUE(std::filesystem::exists(path_.string() + ".fedcba9876543210-1of2"));
   EXPECT_TRUE(std::filesystem::exists(other));
   EXPECT_NO_THROW(open(nullptr));
   std::filesystem::remove(other);
+}
+
+TEST_F(RankPrefillTest, ShardsOfKilledRanksAreSweptAwayAndNothingElse) {
+  const std::filesystem::path folder = path_.parent_path() / "sweep";
+  std::filesystem::create_directory(folder);
+  const auto put = [&](const std::string& name) { std::ofstream(folder / name) << "x"; };
+  save_over(2, DType::f32, "0123456789abcdef");
+  std::filesystem::rename(path_, folder / "renamed.lode");
+  // Dead: a writing without a list, and one whose list has come. Alive: the third. No writing: the fourth.
+  for (const char* id : {"fedcba9876543210", "0123456789abcdef", "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"})
+    put(std::string("text.lode.") + id + "-1of2");
+  put(".text.lode.fedcba9876543210-2of2.tmp");
+  put(".text.lode.fedcba9876543210.tmp");
+  put(".text.lode.0123456789abcdef.tmp");
+  const AtomicFile alive(folder / "text.lode.aaaaaaaaaaaaaaaa");
+  EXPECT_EQ(remove_dead_shards(folder), 2u);
+  std::vector<std::string> left;
+  for (const auto& one : std::filesystem::directory_iterator(folder))
+    left.push_back(one.path().filename().string());
+  std::ranges::sort(left);
+  const std::vector<std::string> wanted = {
+      ".text.lode.aaaaaaaaaaaaaaaa.tmp", "renamed.lode", "text.lode.0123456789abcdef-1of2",
+      "text.lode.aaaaaaaaaaaaaaaa-1of2", "text.lode.bbbbbbbbbbbbbbbb-1of2"};
+  EXPECT_EQ(left, wanted);
+  std::filesystem::remove_all(folder);
+}
+
+TEST_F(RankPrefillTest, AMissingShardAndOneInPlaceOfItsTextAreNamed) {
+  save_over(2, DType::f32, "0123456789abcdef");
+  const std::string shard = path_.string() + ".0123456789abcdef-2of2";
+  test::expect_refused("found shard 2 of 2 of it: name '" + path_.string() + "'",
+                       [&] { Context::load(shard, model_, {}); });
+  std::filesystem::remove(shard);
+  test::expect_refused("its shard 2 of 2, '" + path_.filename().string() + ".0123456789abcdef-2of2'",
+                       [&] { Context::load(path_, model_, {}); });
+}
+
+TEST_F(RankPrefillTest, MethodsThatRanksCannotShareAreRefusedBeforeAnythingIsRead) {
+  test::expect_refused("without mpirun", [&] { expect_asked_over_ranks(model_, parse_spec("h2o")); });
+  test::expect_refused("without mpirun", [&] { expect_shared_method(model_, parse_spec("h2o")); });
+  test::expect_refused("ask that file over ranks",
+                       [&] { expect_shared_method(model_, parse_spec("squeezed")); });
+  EXPECT_NO_THROW(expect_asked_over_ranks(model_, parse_spec("squeezed")));
+  for (const char* spec : {"full", "streaming", "topk:k=4", "kmeans", "hyperplanes", "ivf"})
+    EXPECT_NO_THROW(expect_shared_method(model_, parse_spec(spec))) << spec;
 }
 
 TEST(RankPrefillFamilies, OtherLayersAreReadAsOnOneMachine) {

@@ -129,7 +129,7 @@ class ClusterServeTest(unittest.TestCase):
                 began = time.monotonic()
                 server.stop(signal.SIGINT)  # Ctrl-C reaches mpirun, which ends all ranks
                 self.assertLess(time.monotonic() - began, 10)
-                self.assertIn("the launcher ends them", asked.result(timeout=10)["error"]["message"])
+                self.assertIn("the launcher (mpirun) is ending all ranks", asked.result(timeout=10)["error"]["message"])
 
     def test_a_lost_rank_ends_the_answers_with_the_reason(self) -> None:
         with RankServer(2, self.contexts, timeout=1) as server, concurrent.futures.ThreadPoolExecutor(2) as clients:

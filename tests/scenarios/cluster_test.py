@@ -115,7 +115,9 @@ class ClusterTest(unittest.TestCase):
 
     def test_what_ranks_do_not_share_is_refused_once(self) -> None:
         for arguments, sentence in ((["inspect", self.context], "expected a verb that several ranks share"),
-                                    (["ask", self.context, "Who?", "-a", "h2o"], "learns from the prefill itself"),
+                                    (["ask", self.context, "Who?", "-a", "h2o"], "index the text and ask it on one machine, without mpirun"),
+                                    (["index", "-m", MODEL, "-f", f"{self.folder.name}/text.txt", "-o", "x.lode", "-a", "h2o"], "without mpirun"),
+                                    (["estimate", "-m", MODEL, "--tokens", "2k", "-a", "squeezed"], "expected a method whose keys several ranks choose together"),
                                     (["index", "-m", MODEL, "-f", f"{self.folder.name}/text.txt", "-o", "x.lode", "-a", "quest"], "index the text on one machine"),
                                     (["index", "-m", MODEL, "-f", f"{self.folder.name}/text.txt", "-o", "x.lode", "-a", "auto"], "methods by name"),
                                     (["serve", "-m", MODEL, "--contexts", self.folder.name, "-a", "auto"], "methods by name"),

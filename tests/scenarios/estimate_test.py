@@ -5,6 +5,7 @@
 import json
 import os
 import subprocess
+import tempfile
 import unittest
 
 PROGRAM = os.environ["LODESTONE_PROGRAM"]
@@ -30,16 +31,38 @@ class Estimate(unittest.TestCase):
             self.assertGreater(method["ms_token"], 0)
             self.assertGreater(method["first_token_seconds"], 0)
 
+    def test_several_machines_are_recommended_what_they_index_together(self):
+        done = run("-m", MODEL, "--tokens", "2k", "--machines", "4", "--device", "cpu")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertNotIn("squeezed", done.stdout)
+        self.assertIn("mpirun -n 4 lodestone index", done.stdout)
+        self.assertIn("us a message", done.stdout)
+        self.assertNotIn("measuring measuring", done.stderr)
+
     def test_errors(self):
         for arguments, said in [
             (["--tokens", "1M"], "the model's context"),
             ([], "either -f TEXT or --tokens N"),
             (["--tokens", "2k", "-f", "x"], "either -f TEXT or --tokens N"),
             (["--tokens", "2k", "-a", "nonsense"], "nonsense"),
+            (["--tokens", "2k", "--machines", "2", "-a", "squeezed"], "ask that file over ranks"),
         ]:
             done = run("-m", MODEL, "--device", "cpu", *arguments)
             self.assertEqual(done.returncode, 2, arguments)
             self.assertIn(said, done.stderr)
+
+
+    def test_an_indexed_text_is_not_estimated(self):
+        with tempfile.TemporaryDirectory() as folder:
+            text, indexed = os.path.join(folder, "text.txt"), os.path.join(folder, "text.lode")
+            with open(text, "w", encoding="utf-8") as file:
+                file.write("The lamp was lit. " * 50)
+            subprocess.run([PROGRAM, "index", "-m", MODEL, "-f", text, "-o", indexed, "-a", "full", "--quiet"], check=True, capture_output=True)
+            for arguments in ([indexed], ["-m", indexed, "--tokens", "2k"], ["-m", MODEL, "-f", indexed]):
+                done = run(*arguments)
+                self.assertEqual(done.returncode, 2, arguments)
+                self.assertIn("found the indexed text", done.stderr)
+                self.assertIn("lodestone estimate -m MODEL -f TEXT", done.stderr)
 
 
 if __name__ == "__main__":

@@ -63,6 +63,9 @@ class Questions(ServeTest):
         self.assertEqual("".join(pieces), whole["choices"][0]["message"]["content"])
         self.assertEqual(chunks[-2]["choices"][0]["finish_reason"], whole["choices"][0]["finish_reason"])
         self.assertEqual(chunks[-2]["lodestone"]["sources"], whole["lodestone"]["sources"])
+        self.assertEqual({chunk["model"] for chunk in chunks}, {whole["model"]})
+        started = json.loads(self.server.stream("/v1/messages", body)[0][1])
+        self.assertEqual(started["message"]["model"], whole["model"])
 
     def test_messages_in_the_shapes_of_anthropic(self):
         body = {"messages": [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}], "context": "harbour",
@@ -285,6 +288,24 @@ class Contexts(ServeTest):
         self.server.wait_for(name)
         self.assertEqual(sorted(path.suffix for path in self.contexts.iterdir()), [".lode"] * len(list(self.contexts.iterdir())))
         self.server.json("DELETE", f"/v1/contexts/{name}")
+
+    def test_an_upload_that_waits_is_answered_when_it_is_read(self):
+        ready = self.server.json("POST", "/v1/contexts", {"name": "awaited", "text": TEXT * 20, "wait": True})
+        self.assertEqual((ready["state"], ready["tokens_done"]), ("ready", ready["tokens"]))
+        self.server.chat(QUESTION, context="awaited", max_tokens=1)
+        form = (b'--x\r\nContent-Disposition: form-data; name="wait"\r\n\r\ntrue\r\n'
+                b'--x\r\nContent-Disposition: form-data; name="file"; filename="broken.pdf"\r\n\r\n%PDF-1.4 no\r\n--x--\r\n')
+        failed = self.server.json("POST", "/v1/contexts", form, {"Content-Type": "multipart/form-data; boundary=x"}, expect=409)
+        self.assertIn("cannot be used", failed["error"]["message"])
+
+    def test_an_upload_that_waits_hears_when_it_is_deleted(self):
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            waits = pool.submit(self.server.request, "POST", "/v1/contexts", {"name": "gone", "text": TEXT * 200, "wait": True})
+            while self.server.request("DELETE", "/v1/contexts/gone")[0] == 404:
+                time.sleep(0.01)
+            status, _, data = waits.result(timeout=60)
+        self.assertEqual(status, 409, data)
+        self.assertIn("deleted", json.loads(data)["error"]["message"])
 
     def test_time_to_live(self):
         self.server.upload("short", TEXT, ttl="2s")

@@ -307,7 +307,7 @@ std::vector<DecodeBenchRow> bench_decode(const std::shared_ptr<const Model>& mod
     rows.back().index_bytes = index_bytes(method);
   }
   if (options.order_rows && !options.share && order_rows(context)) note("keys and values lie by clusters");
-  note("measuring");
+  note("measuring generated tokens");
   std::vector<std::vector<double>> times(all.size());
   std::vector<WorkReport> work(all.size());
   const std::int64_t start = c.tokens();

@@ -224,7 +224,7 @@ Estimate estimate_document(const std::shared_ptr<const Model>& model, const Esti
   estimate.gpu_bytes = options.device == Device::cuda ? plan.weights + plan.kv : 0;
   estimate.file_bytes = plan.kv + plan.index;
   judge_room(*model, options, estimate);
-  note("prefill");
+  note("measuring prefill");
   estimate.prefill_seconds = prefill_seconds(model, options, estimate.prefill_efficiency);
   if (!estimate.fits) {
     estimate.recommended = "full";

@@ -46,7 +46,7 @@ struct Estimate {
 /// Bytes are those of one machine. Of several, each is measured with its share of the document, and what they tell each
 /// other is added. InputError when the model has fewer positions than document and question need, on one machine;
 /// more machines are then estimated on paper, and do not fit. `note` is told what is
-/// measured.
+/// done next.
 Estimate estimate_document(const std::shared_ptr<const Model>& model, const EstimateOptions& options,
                            std::span<const Spec> specs, const std::function<void(std::string_view)>& note);
 

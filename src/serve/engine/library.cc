@@ -33,6 +33,7 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 constexpr const char* kExtension = ".lode";
+constexpr const char* kDeleted = "it was deleted before it had been read";
 constexpr const char* kAttachment = "serve";  // title, created, expires
 constexpr std::int64_t kQuestionRoom = 4096;
 constexpr auto kHousekeeping = std::chrono::seconds(1);
@@ -91,6 +92,7 @@ struct Library::Entry {
   std::string text;  ///< a file's bytes until it has been converted
   bool is_file = false;
   std::vector<Spec> specs;
+  std::function<void(const ContextInfo&)> on_read;  ///< until it has been called
   Clock::time_point since = Clock::now();
   GrowingCost cost;
   // Once it is a file:
@@ -298,9 +300,7 @@ std::string Library::text_of(const std::string& name) {
   if (entry->info.state == ContextState::reading && entry->is_file)
     throw ApiError(409, fmt::format("the context '{}' is being converted", name), "context_reading");
   if (entry->info.state == ContextState::reading) return entry->text;
-  if (entry->info.state == ContextState::failed)
-    throw ApiError(409, fmt::format("the context '{}' cannot be used: {}", name, entry->info.error),
-                   "context_failed");
+  if (entry->info.state == ContextState::failed) throw unusable_context(name, entry->info.error);
   if (entry->openable != nullptr)
     if (std::optional<std::string> text = open_.text_of(*entry->openable)) return *std::move(text);
   lock.unlock();
@@ -336,6 +336,7 @@ ContextInfo Library::create(NewContext context) {
   entry->title = context.title;
   entry->text = std::move(context.text);
   entry->is_file = context.is_file;
+  entry->on_read = std::move(context.on_read);
   ContextInfo& info = entry->info;
   info.name = context.name;
   info.text_bytes = static_cast<std::int64_t>(entry->text.size());
@@ -364,13 +365,18 @@ ContextInfo Library::create(NewContext context) {
 }
 
 void Library::remove(const std::string& name) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   const EntryPtr entry = find(name);
   entry->removed = true;
   forget(*entry, no_such(name));
-  std::erase(waiting_, entry);
+  const bool waited = std::erase(waiting_, entry) > 0;
   finder_.remove(name);
   entries_.erase(name);
+  if (waited) {
+    fail(*entry, kDeleted);
+    lock.unlock();
+    return tell_read(entry);
+  }
   if (!entry->on_disk) return;  // the thread that reads it sees that it is not wanted
   std::error_code failed;
   fs::remove(path_of(name), failed);
@@ -421,6 +427,7 @@ void Library::read_waiting() {
       waiting_.pop_front();
     }
     read(entry);
+    tell_read(entry);
   }
 }
 
@@ -483,10 +490,26 @@ void Library::read(const EntryPtr& entry) {
     keep(entry, *document);
   } catch (const std::exception& error) {
     const std::lock_guard lock(mutex_);
-    entry->info.state = ContextState::failed;
-    entry->info.error = without_folder(error.what());
-    entry->text = {};
+    fail(*entry, entry->removed ? kDeleted : without_folder(error.what()));
   }
+}
+
+void Library::fail(Entry& entry, const std::string& why) {
+  entry.info.state = ContextState::failed;
+  entry.info.error = why;
+  entry.text = {};
+}
+
+/// Whoever waits for a reading hears how it ended.
+void Library::tell_read(const EntryPtr& entry) {
+  std::function<void(const ContextInfo&)> on_read;
+  ContextInfo info;
+  {
+    const std::lock_guard lock(mutex_);
+    on_read = std::exchange(entry->on_read, nullptr);
+    info = entry->info;
+  }
+  if (on_read) on_read(info);
 }
 
 namespace {
@@ -562,7 +585,7 @@ void Library::take_in(const EntryPtr& entry, const DocumentOptions& read, const 
     std::error_code ignored;
     fs::remove(path, ignored);
     remove_shards(path, {}, RemovedShards::all_others);
-    return;
+    return fail(*entry, kDeleted);
   }
   entry->on_disk = true;
   entry->kv_type = read.kv_type;
@@ -589,9 +612,7 @@ void expect_ready(const ContextInfo& info) {
     early.retry_seconds = std::max(1, static_cast<int>(info.seconds_left));
     throw early;
   }
-  if (info.state == ContextState::failed)
-    throw ApiError(409, fmt::format("the context '{}' cannot be used: {}", info.name, info.error),
-                   "context_failed");
+  if (info.state == ContextState::failed) throw unusable_context(info.name, info.error);
 }
 
 }  // namespace
@@ -696,8 +717,7 @@ std::shared_ptr<const Document> Library::load(const std::string& name, const Loa
     });
     const std::string fault = asked_for_more ? fault_of(open, options) : error.what();
     if (fault.empty()) throw ApiError(400, without_folder(error.what()));
-    throw ApiError(409, fmt::format("the context '{}' cannot be used: {}", name, without_folder(fault)),
-                   "context_failed");
+    throw unusable_context(name, without_folder(fault));
   }
   expect_on_gpu(*document);
   return document;

@@ -93,6 +93,8 @@ class Library {
   void keep_house();    ///< a thread: now and then scans and expires
   void read_waiting();  ///< a thread: reads
   void read(const EntryPtr& entry);
+  void tell_read(const EntryPtr& entry);
+  static void fail(Entry& entry, const std::string& why);
   SourceText convert(const EntryPtr& entry);
   void set_step(const EntryPtr& entry, const char* step);
   DocumentOptions reading_options(const EntryPtr& entry, const IndexedText& text);

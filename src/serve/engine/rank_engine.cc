@@ -31,7 +31,7 @@ constexpr auto kLook = std::chrono::milliseconds(250);  ///< for ranks that are 
 constexpr auto kMostBetween = std::chrono::seconds(2);  ///< of turns between two parts of a job
 
 constexpr const char* kEndedByLauncher =
-    "the launcher ends them, since it was told to or one of them has ended";
+    "the launcher (mpirun) is ending all ranks, because it was told to or because a rank has ended";
 
 ApiError lost(const std::string& why) {
   return ApiError(503, fmt::format("the server's ranks cannot answer any more: {}", why), "ranks_lost");
