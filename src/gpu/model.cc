@@ -137,9 +137,8 @@ void for_each(const ModelWeights& m, bool tied, const auto& body) {
     for (const Weight* gain :
          {&w.attention_norm, &w.q_norm, &w.k_norm, &w.attention_post_norm, &w.mlp_norm, &w.mlp_post_norm})
       body(*gain, Form::gain);
-    for (const Weight* numbers :
-         {&w.delta.conv, &w.delta.dt_bias, &w.delta.decay, &w.delta.norm, &w.sinks, &w.router, &w.router_bias,
-          &w.choice_bias, &w.shared_gate})
+    for (const Weight* numbers : {&w.delta.conv, &w.delta.dt_bias, &w.delta.decay, &w.delta.norm, &w.sinks,
+                                  &w.router, &w.router_bias, &w.choice_bias, &w.shared_gate})
       body(*numbers, Form::numbers);
   }
   body(m.final_norm, Form::gain);
@@ -188,11 +187,11 @@ void refuse_what_only_the_cpu_has(const ModelConfig& c) {
 
 /// What several GPUs do not share.
 void refuse_what_one_gpu_has(const ModelConfig& c) {
-  const char* const part = c.plan.experts.count > 0                ? "mixtures of experts"
-                           : c.plan.sinks                          ? "attention sinks"
-                           : c.plan.attention_gate                 ? "gated attention"
-                           : !c.plan.recurrent_floats().empty()    ? "recurrent layers"
-                                                                   : nullptr;
+  const char* const part = c.plan.experts.count > 0             ? "mixtures of experts"
+                           : c.plan.sinks                       ? "attention sinks"
+                           : c.plan.attention_gate              ? "gated attention"
+                           : !c.plan.recurrent_floats().empty() ? "recurrent layers"
+                                                                : nullptr;
   if (part == nullptr) return;
   throw InputError(
       fmt::format("--tensor-parallel and --context-parallel: expected a model without {}, found them in {}: "

@@ -80,7 +80,10 @@ struct TestRouting {
   TestRouting(std::int64_t n, const RouterPlan& plan)
       : rows(n),
         memory(routing_bytes(n, plan), "a routing"),
-        routing(routing_in(memory.as<void>(), n, plan)) {}
+        routing(routing_in(memory.as<void>(), n, plan)) {
+    fill(memory.as<void>(), 0, memory.bytes(), nullptr);
+    cudaDeviceSynchronize();
+  }
   template <class T>
   std::vector<T> read(const T* from, std::int64_t count) const {
     std::vector<T> values(static_cast<std::size_t>(count));
@@ -111,6 +114,35 @@ struct TestRouting {
   Routing routing;
 };
 
+/// Has logits [n, E] chosen from: as they are, or of few rows by a router whose norm and products give them.
+void route_logits(const RouterPlan& plan, const std::vector<float>& logits, const float* bias,
+                  const float* choice_bias, std::int64_t n, bool few, const TestRouting& to, Stream& stream) {
+  const OnDevice<float> there(logits);
+  if (!few) {
+    route(plan, {there.get(), bias, choice_bias}, n, to.routing, stream.get());
+    return stream.synchronize();
+  }
+  // Row t is 1 in column t alone once it is normed, and column t of the router has its logits.
+  constexpr std::int64_t kHidden = 300;
+  std::vector<float> x(static_cast<std::size_t>(n * kHidden)),
+      w(static_cast<std::size_t>(plan.count * kHidden));
+  for (std::int64_t t = 0; t < n; ++t) {
+    x[static_cast<std::size_t>(t * kHidden + t)] = 1e4f;
+    for (std::int64_t e = 0; e < plan.count; ++e)
+      w[static_cast<std::size_t>(e * kHidden + t)] = logits[static_cast<std::size_t>(t * plan.count + e)];
+  }
+  const OnDevice<float> x_there(x), w_there(w), made(test::poison(logits.size())),
+      gain(std::vector<float>(static_cast<std::size_t>(kHidden), 1 / std::sqrt(static_cast<float>(kHidden))));
+  route_few(plan,
+            {x_there.get(),
+             {gain.get(), DType::f32, 1, kHidden},
+             1e-5f,
+             w_there.get(),
+             {made.get(), bias, choice_bias}},
+            n, to.routing, stream.get());
+  stream.synchronize();
+}
+
 constexpr RouterPlan kPlans[] = {
     {.count = 8, .used = 2, .normalise = true},      // Mixtral
     {.count = 128, .used = 8, .normalise = true},    // Qwen3
@@ -139,14 +171,13 @@ LODE_TEST(experts_choices) {
         if (n > 1)  // equal scores of one row
           for (std::size_t i = 0; i < e; ++i) logits[e + i] = static_cast<float>(i % 3);
         const std::vector<float> bias = test::normal(e, 4), choice = test::normal(e, 5, 0.2f);
-        const OnDevice<float> there(logits), bias_there(bias), choice_there(choice);
-        for (const Listed listed : {Listed::chosen, Listed::all}) {
-          if (listed == Listed::chosen && !are_few(n, plan)) continue;
+        const OnDevice<float> bias_there(bias), choice_there(choice);
+        for (const bool few : {false, true}) {
+          if (few && !are_few(n, plan)) continue;
           const TestRouting found(n, plan);
-          route(plan,
-                {there.get(), biased ? bias_there.get() : nullptr, biased ? choice_there.get() : nullptr}, n,
-                listed, found.routing, stream.get());
-          stream.synchronize();
+          for (int time = 0; time < 2; ++time)
+            route_logits(plan, logits, biased ? bias_there.get() : nullptr,
+                         biased ? choice_there.get() : nullptr, n, few, found, stream);
           const auto expert = found.read(found.routing.slot_expert, n * plan.used);
           const auto weight = found.read(found.routing.slot_weight, n * plan.used);
           for (std::size_t t = 0; t < static_cast<std::size_t>(n); ++t) {
@@ -159,7 +190,7 @@ LODE_TEST(experts_choices) {
               LODE_CHECK_CLOSE(static_cast<double>(weight[t * u + j]), expected.weight[j], 1e-5);
             }
           }
-          found.check_lists(expert, listed == Listed::all, plan.count);
+          found.check_lists(expert, !few, plan.count);
         }
       }
     }
@@ -173,14 +204,18 @@ LODE_TEST(experts_broken_scores) {
   const RouterPlan plan = {.count = 6, .used = 4, .score_chosen = true};
   const std::vector<float> logits = {nan, 1,   -most, 2,    nan,  0,     nan, nan, nan,
                                      nan, nan, nan,   most, most, -most, nan, 0,   1};
-  const OnDevice<float> there(logits);
-  for (const Listed listed : {Listed::chosen, Listed::all}) {
-    const TestRouting found(3, plan);
-    route(plan, {there.get()}, 3, listed, found.routing, stream.get());
-    stream.synchronize();
-    const std::vector<int> expected = {3, 1, 5, 2, 0, 1, 2, 3, 0, 1, 5, 4};
-    LODE_CHECK(found.read(found.routing.slot_expert, 12) == expected);
-    found.check_lists(expected, listed == Listed::all, 6);
+  const std::vector<int> expected = {3, 1, 5, 2, 0, 1, 2, 3, 0, 1, 5, 4};
+  const TestRouting found(3, plan);
+  route_logits(plan, logits, nullptr, nullptr, 3, false, found, stream);
+  LODE_CHECK(found.read(found.routing.slot_expert, 12) == expected);
+  found.check_lists(expected, true, 6);
+  for (int t = 0; t < 3; ++t) {
+    const TestRouting alone(1, plan);
+    const std::vector<float> row(logits.begin() + 6 * t, logits.begin() + 6 * t + 6);
+    route_logits(plan, row, nullptr, nullptr, 1, true, alone, stream);
+    const auto chosen = alone.read(alone.routing.slot_expert, 4);
+    LODE_CHECK(std::equal(chosen.begin(), chosen.end(), expected.begin() + 4 * t));
+    alone.check_lists(chosen, false, 6);
   }
 }
 

@@ -113,6 +113,7 @@ void Experts::reserve(const ExpertSizes& sizes, std::int64_t rows) {
   reserved_rows_ = std::min(rows, kMostRows);
   panel_bytes_ = places_.end - places_.panel;
   scratch_ = Buffer(places_.end, "the experts' scratch");
+  fill(at<void>(places_.routing), 0, places_.logits - places_.routing, stream_);
 }
 
 void Experts::add(const ExpertArguments& a, std::int64_t n, float* x) {
@@ -138,7 +139,7 @@ void Experts::add_some(const ExpertArguments& a, std::int64_t n, float* x) {
   if (n > reserved_rows_) throw RunError("expected scratch of experts for more rows than were reserved");
   const Routing routing = routing_in(at<void>(places_.routing), n, a.plan);
   const bool few = n <= kFewRows && are_streamed(a, n);
-  find_routing(a, n, x, few ? Listed::chosen : Listed::all, routing);
+  find_routing(a, n, x, few, routing);
   if (few)
     stream(a, n, x, routing);
   else
@@ -156,17 +157,17 @@ void Experts::add_some(const ExpertArguments& a, std::int64_t n, float* x) {
 }
 
 /// The router is computed in float32 whatever its rows go through: near scores choose other experts.
-void Experts::find_routing(const ExpertArguments& a, std::int64_t n, const float* x, Listed listed,
+void Experts::find_routing(const ExpertArguments& a, std::int64_t n, const float* x, bool few,
                            const Routing& routing) {
   float* const logits = at(places_.logits);
-  if (n <= kFusedRows) {
-    linear_.head(x, n, a.norm, a.eps, a.router, logits);
-  } else {
-    norm_rows({x, vector_of(a.norm), a.eps, n, a.norm.cols}, at<void>(places_.normed), DType::f32, stream_);
-    gemm_f32({at(places_.normed), DType::f32, n, a.norm.cols},
-             {a.router.data, a.router.type, a.router.rows, a.router.cols}, {}, false, logits, stream_);
-  }
-  route(a.plan, {logits, a.router_bias, a.choice_bias}, n, listed, routing, stream_);
+  const RouterInput input = {logits, a.router_bias, a.choice_bias};
+  if (few)
+    return route_few(a.plan, {x, a.norm, a.eps, static_cast<const float*>(a.router.data), input}, n, routing,
+                     stream_);
+  norm_rows({x, vector_of(a.norm), a.eps, n, a.norm.cols}, at<void>(places_.normed), DType::f32, stream_);
+  gemm_f32({at(places_.normed), DType::f32, n, a.norm.cols},
+           {a.router.data, a.router.type, a.router.rows, a.router.cols}, {}, false, logits, stream_);
+  route(a.plan, input, n, routing, stream_);
 }
 
 /// The feed-forward of every token, to be added with the experts'.

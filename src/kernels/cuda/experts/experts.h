@@ -22,7 +22,7 @@ struct ExpertArguments {
   DeviceWeight norm;  // [1, D] before router, experts and the feed-forward of every token
   float eps = 1e-5f;
   RouterPlan plan;
-  DeviceWeight router;                 // [E, D], not in tiles
+  DeviceWeight router;                 // [E, D] of 32 bits
   const float* router_bias = nullptr;  // [E]; null when there is none, as the next
   const float* choice_bias = nullptr;  // [E]
   ExpertMatrices gate, up, down;       // of [F, D] twice, [D, F]
@@ -65,7 +65,7 @@ class Experts {
   void add_some(const ExpertArguments& a, std::int64_t n, float* x);
   bool are_streamed(const ExpertArguments& a, std::int64_t n) const;
   std::int64_t streamed_at_once(const ExpertArguments& a) const;
-  void find_routing(const ExpertArguments& a, std::int64_t n, const float* x, Listed listed,
+  void find_routing(const ExpertArguments& a, std::int64_t n, const float* x, bool few,
                     const Routing& routing);
   void add_shared(const ExpertArguments& a, std::int64_t n, float* x);
   void stream(const ExpertArguments& a, std::int64_t n, const float* x, const Routing& routing);

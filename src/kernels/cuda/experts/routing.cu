@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warp chooses for a token, over scores in shared memory. Few rows are chosen for and sorted by one block in one
-// launch; many are sorted by a block an expert, which looks through all slots twice: for how many lie in front of its
-// own, and for its own.
+// A warp chooses for a token, over scores in shared memory. Of few rows a block makes each logit, and the last one to
+// come chooses for all and sorts; many are sorted by a block an expert, which looks through all slots twice: for how
+// many lie in front of its own, and for its own.
 #include <algorithm>
 
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/element.cuh"
 #include "kernels/cuda/device/hopper.cuh"
 #include "kernels/cuda/device/per_device.h"
 #include "kernels/cuda/experts/routing.h"
@@ -110,7 +111,7 @@ __device__ void choose(const RouterPlan& plan, const RouterInput& in, std::int64
   unsigned* const best = keys + plan.count;
   auto* const weights = reinterpret_cast<float*>(best + plan.groups);
   for (int i = lane; i < plan.count; i += 32)
-    scores[i] = in.logits[token * plan.count + i] + (in.bias != nullptr ? in.bias[i] : 0.0f);
+    scores[i] = __ldcg(in.logits + token * plan.count + i) + (in.bias != nullptr ? in.bias[i] : 0.0f);
   __syncwarp();
   if (!plan.score_chosen) score(plan.sigmoid, scores, plan.count, lane);
   for (int i = lane; i < plan.count; i += 32) {
@@ -135,6 +136,7 @@ __device__ void choose(const RouterPlan& plan, const RouterInput& in, std::int64
 struct Places {
   int *slot_expert, *order, *groups, *expert, *begin;
   float* slot_weight;
+  unsigned* arrived;
 };
 
 /// Sorts up to kFewSlots slots by expert and lists the experts; each thread has a slot.
@@ -163,16 +165,54 @@ __device__ void sort_few(const int* chosen, int slots, const Places& to) {
   if (i == 0) *to.groups = all, to.begin[all] = slots;
 }
 
-__global__ __launch_bounds__(kThreads) void route_few_kernel(const RouterPlan plan, const RouterInput in,
-                                                             int n, const Places to) {
+/// Two sums of a block, in a fixed order, in every thread.
+__device__ float2 sums_of_block(float2 x, float2* shared /*[kWarps]*/) {
+  x = {sum_of_warp(x.x), sum_of_warp(x.y)};
+  if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+  __syncthreads();
+  float2 sum = {};
+  for (int w = 0; w < kWarps; ++w) sum = {sum.x + shared[w].x, sum.y + shared[w].y};
+  return sum;
+}
+
+/// Whether this block is the last one of the grid to come here: then it sees what all others wrote before.
+__device__ bool is_last(unsigned* arrived) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = atomicAdd(arrived, 1u) + 1 == gridDim.x * gridDim.y;
+    if (last) *arrived = 0;
+  }
+  __syncthreads();
+  __threadfence();
+  return last;
+}
+
+/// A block makes the logit of one expert for one row; the last one chooses for all rows and sorts.
+__global__ __launch_bounds__(kThreads) void route_few_kernel(const RouterPlan plan, const RouterRows in,
+                                                             float* logits, const Places to) {
   extern __shared__ float scratch[];
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  __shared__ float2 shared[kWarps];
   __shared__ int chosen[kFewSlots];
+  const std::int64_t hidden = in.norm.cols, expert = blockIdx.x, row = blockIdx.y;
+  const Vector gain = {in.norm.data, in.norm.type};
   wait_for_predecessor();
+  float2 sums = {};  // of products and of squares
+#pragma unroll 4
+  for (std::int64_t i = threadIdx.x; i < hidden; i += kThreads) {
+    const float x = in.x[row * hidden + i];
+    sums = {fmaf(x * gain[i], in.w[expert * hidden + i], sums.x), fmaf(x, x, sums.y)};
+  }
+  sums = sums_of_block(sums, shared);
+  if (threadIdx.x == 0)
+    logits[row * plan.count + expert] = sums.x / sqrtf(sums.y / static_cast<float>(hidden) + in.eps);
+  if (!is_last(to.arrived)) return;
+  const int warp = static_cast<int>(threadIdx.x) / 32, n = static_cast<int>(gridDim.y);
   if (warp < n) {
     const int first = warp * plan.used;
-    choose(plan, in, warp, scratch + warp * scratch_words(plan), {chosen + first, to.slot_weight + first},
-           lane);
+    choose(plan, in.input, warp, scratch + warp * scratch_words(plan),
+           {chosen + first, to.slot_weight + first}, static_cast<int>(threadIdx.x) % 32);
   }
   __syncthreads();
   for (int i = static_cast<int>(threadIdx.x); i < n * plan.used; i += kThreads) to.slot_expert[i] = chosen[i];
@@ -225,8 +265,13 @@ __global__ __launch_bounds__(kThreads) void sort_many_kernel(int slots, const Pl
 }
 
 Places places_of(const Routing& r) {
-  return {const_cast<int*>(r.slot_expert), const_cast<int*>(r.order), const_cast<int*>(r.groups),
-          const_cast<int*>(r.expert),      const_cast<int*>(r.begin), const_cast<float*>(r.slot_weight)};
+  return {const_cast<int*>(r.slot_expert),
+          const_cast<int*>(r.order),
+          const_cast<int*>(r.groups),
+          const_cast<int*>(r.expert),
+          const_cast<int*>(r.begin),
+          const_cast<float*>(r.slot_weight),
+          r.arrived};
 }
 
 /// Experts that may be listed.
@@ -237,7 +282,7 @@ std::int64_t most_listed(const RouterPlan& plan) {
 }  // namespace
 
 std::int64_t routing_bytes(std::int64_t rows, const RouterPlan& plan) {
-  return 4 * (3 * std::max<std::int64_t>(rows * plan.used, kFewSlots) + 2 * most_listed(plan) + 2);
+  return 4 * (3 * std::max<std::int64_t>(rows * plan.used, kFewSlots) + 2 * most_listed(plan) + 3);
 }
 
 Routing routing_in(void* memory, std::int64_t rows, const RouterPlan& plan) {
@@ -249,32 +294,35 @@ Routing routing_in(void* memory, std::int64_t rows, const RouterPlan& plan) {
           .groups = at + 3 * slots + 2 * listed + 1,
           .expert = at + 3 * slots,
           .begin = at + 3 * slots + listed,
+          .arrived = reinterpret_cast<unsigned*>(at + 3 * slots + 2 * listed + 2),
           .used = plan.used};
 }
 
-void route(const RouterPlan& plan, const RouterInput& input, std::int64_t n, Listed listed, const Routing& to,
+void route(const RouterPlan& plan, const RouterInput& input, std::int64_t n, const Routing& to,
            StreamHandle stream) {
   if (n == 0) return;
-  const int bytes = scratch_words(plan) * 4;
-  if (listed == Listed::chosen) {
-    LODE_ASSERT(are_few(n, plan));
-    static PerDevice<bool> prepared;
-    prepared.get([] {
-      const RouterPlan largest = {.count = kFewExperts, .used = kFewSlots / kFewRows, .groups = kFewExperts};
-      LODE_CUDA(cudaFuncSetAttribute(route_few_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                     kFewRows * scratch_words(largest) * 4));
-      return true;
-    });
-    EarlyLaunch(dim3(1), kThreads, bytes * static_cast<int>(n), 1, stream)(
-        route_few_kernel, plan, input, static_cast<int>(n), places_of(to));
-    return;
-  }
-  choose_kernel<<<static_cast<unsigned>(n), 32, static_cast<std::size_t>(bytes), stream>>>(plan, input,
-                                                                                           places_of(to));
+  const auto bytes = static_cast<std::size_t>(scratch_words(plan) * 4);
+  choose_kernel<<<static_cast<unsigned>(n), 32, bytes, stream>>>(plan, input, places_of(to));
   LODE_LAUNCHED();
   sort_many_kernel<<<static_cast<unsigned>(plan.count), kThreads, 0, stream>>>(
       static_cast<int>(n * plan.used), places_of(to));
   LODE_LAUNCHED();
+}
+
+void route_few(const RouterPlan& plan, const RouterRows& rows, std::int64_t n, const Routing& to,
+               StreamHandle stream) {
+  if (n == 0) return;
+  LODE_ASSERT(are_few(n, plan));
+  static PerDevice<bool> prepared;
+  prepared.get([] {
+    const RouterPlan largest = {.count = kFewExperts, .used = kFewSlots / kFewRows, .groups = kFewExperts};
+    LODE_CUDA(cudaFuncSetAttribute(route_few_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   kFewRows * scratch_words(largest) * 4));
+    return true;
+  });
+  const dim3 grid(static_cast<unsigned>(plan.count), static_cast<unsigned>(n));
+  EarlyLaunch(grid, kThreads, scratch_words(plan) * 4 * static_cast<int>(n), 1, stream)(
+      route_few_kernel, plan, rows, const_cast<float*>(rows.input.logits), places_of(to));
 }
 
 }  // namespace lode::cuda

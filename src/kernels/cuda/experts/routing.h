@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/device/device.h"
+#include "kernels/cuda/linear/linear.h"
 
 namespace lode::cuda {
 
@@ -17,6 +18,7 @@ struct Routing {
   const int* groups = nullptr;         // [1] how many experts are listed
   const int* expert = nullptr;         // [groups]
   const int* begin = nullptr;          // [groups + 1] of its slots in `order`
+  unsigned* arrived = nullptr;         // [1] zero before a call and behind it
   int used = 0;                        ///< slots of a token
 };
 
@@ -43,14 +45,24 @@ inline bool are_few(std::int64_t rows, const RouterPlan& plan) {
   return rows <= kFewRows && plan.count <= kFewExperts && plan.used <= kFewSlots / kFewRows;
 }
 
-/// Memory of a routing of up to so many rows.
+/// The stream before a router, through its norm, and the router. Logits are made on the way.
+struct RouterRows {
+  const float* x = nullptr;  // [n, D]
+  DeviceWeight norm;         // [1, D]
+  float eps = 1e-5f;
+  const float* w = nullptr;  // [E, D]
+  RouterInput input;         ///< whose logits [n, E] are written
+};
+
+/// Memory of a routing of up to so many rows, which begins as zeros.
 std::int64_t routing_bytes(std::int64_t rows, const RouterPlan& plan);
 /// The routing that lies in such memory, of n rows.
 Routing routing_in(void* memory, std::int64_t rows, const RouterPlan& plan);
-/// Which experts a routing lists.
-enum class Listed : std::uint8_t { chosen /*few rows only*/, all };
-/// Fills it for n rows. Equal scores: the lower number first; NaN is behind all others.
-void route(const RouterPlan& plan, const RouterInput& input, std::int64_t n, Listed listed, const Routing& to,
+/// Fills it for n rows, and lists all experts. Equal scores: the lower number first; NaN is behind all others.
+void route(const RouterPlan& plan, const RouterInput& input, std::int64_t n, const Routing& to,
            StreamHandle stream);
+/// The same for few rows, from the stream on, in one launch; lists the experts that somebody chose.
+void route_few(const RouterPlan& plan, const RouterRows& rows, std::int64_t n, const Routing& to,
+               StreamHandle stream);
 
 }  // namespace lode::cuda

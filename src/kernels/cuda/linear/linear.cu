@@ -2,6 +2,7 @@
 // Which kernel computes which step.
 #include <algorithm>
 #include <string>
+#include <vector>
 
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/linear/linear.h"
@@ -54,6 +55,15 @@ std::int64_t bytes_of_scratch(const Widths& w) {
 bool same_type(std::initializer_list<const DeviceWeight*> all) {
   return std::all_of(all.begin(), all.end(),
                      [&](const DeviceWeight* w) { return !w->tiled() && w->type == (*all.begin())->type; });
+}
+
+/// Whether b's rows lie behind those of a as if they were a's.
+bool continues(const DeviceWeight& a, const DeviceWeight& b) {
+  if (a.format != b.format || a.cols != b.cols || (!a.tiled() && a.type != b.type) || a.rows % kTileRows != 0)
+    return false;
+  const std::int64_t bytes =
+      a.tiled() ? tiled_bytes(a.format, a.rows, a.cols) : a.rows * a.cols * bytes_of(a.type);
+  return static_cast<const char*>(a.data) + bytes == b.data;
 }
 
 template <class W>
@@ -227,12 +237,19 @@ void Linear::qkv(const QkvArguments& a, const Queries& where) {
   float* q = m.products();
   float* k = q + n * a.q.rows;
   float* v = k + n * a.k.rows;
-  const struct {
-    const DeviceWeight& w;
+  struct Part {
+    DeviceWeight w;
     float* y;
-  } parts[] = {{a.q, q}, {a.k, k}, {a.v, v}};
+  };
+  std::vector<Part> parts = {{a.q, q}};
+  for (const Part& next : {Part{a.k, k}, Part{a.v, v}}) {
+    if (n == 1 && continues(parts.back().w, next.w))
+      parts.back().w.rows += next.w.rows;  // as one matrix, whose outputs of one row lie side by side
+    else
+      parts.push_back(next);
+  }
   Operand h;
-  for (const auto& part : parts) {
+  for (const Part& part : parts) {
     if (m.streams(n, part.w)) {
       m.few_rows(part.w, {}, input, part.y, false);
       continue;

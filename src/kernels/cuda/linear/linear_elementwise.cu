@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/hopper.cuh"
 #include "kernels/cuda/linear/linear_kernels.h"
 
 namespace lode::cuda {
@@ -71,7 +72,7 @@ __device__ __forceinline__ double warp_sum(double x) {
   return x;
 }
 
-/// One warp for each head of each row.
+/// One warp for each head of each row. Where tokens stand is looked up while the products in front are still made.
 __global__ void finish_heads_kernel(QkvStep<float> step, const HeadNorms norms, std::int64_t n,
                                     const float* q, const float* k, const float* v) {
   const int all = step.query_heads + 2 * step.kv_heads, half = step.half, d = 2 * half,
@@ -90,6 +91,13 @@ __global__ void finish_heads_kernel(QkvStep<float> step, const HeadNorms norms, 
     if (!key) head -= step.kv_heads;
     from = key ? k : v, bias = key ? step.k_bias : step.v_bias, gain = key ? norms.k_gain : Vector{};
   }
+  constexpr int kMost = 4;  // pairs of a lane; heads have at most 256 numbers
+  QkvStep<float>::Before known[kMost];
+  step.q_bias = step.k_bias = step.v_bias = {};
+#pragma unroll
+  for (int p = 0; p < kMost; ++p)
+    if (lane + 32 * p < half) known[p] = step.before(pair + lane + 32 * p, row);
+  wait_for_predecessor();
   from += (row * heads + head) * d;
   const auto value = [&](int i) { return from[i] + bias.or_zero(std::int64_t{head} * d + i); };
   float factor = 1.0f, growth = 1.0f;
@@ -106,9 +114,11 @@ __global__ void finish_heads_kernel(QkvStep<float> step, const HeadNorms norms, 
     const float x = gain.data != nullptr ? value(i) * factor * gain[i] : value(i);
     return growth == 1.0f ? x : x * growth;
   };
-  step.q_bias = step.k_bias = step.v_bias = {};
-  for (int i = lane; i < half; i += 32)
-    step.finish(pair + i, row, normed(i), normed(i + half), step.before(pair + i, row));
+#pragma unroll
+  for (int p = 0; p < kMost; ++p) {
+    const int i = lane + 32 * p;
+    if (i < half) step.finish(pair + i, row, normed(i), normed(i + half), known[p]);
+  }
 }
 
 __global__ void add_scaled_kernel(const StepInput y, float multiplier, float* x) {
@@ -178,9 +188,9 @@ void finish_heads(const QkvStep<float>& step, const HeadNorms& norms, std::int64
                   const float* k, const float* v, StreamHandle stream) {
   if (n == 0) return;
   const std::int64_t heads = n * (step.query_heads + 2 * step.kv_heads);
-  finish_heads_kernel<<<static_cast<unsigned>((heads + kThreads / 32 - 1) / (kThreads / 32)), kThreads, 0,
-                        stream>>>(step, norms, n, q, k, v);
-  LODE_LAUNCHED();
+  constexpr int kHeads = kThreads / 32;
+  EarlyLaunch(dim3(static_cast<unsigned>((heads + kHeads - 1) / kHeads)), kThreads, 0, 1, stream)(
+      finish_heads_kernel, step, norms, n, q, k, v);
 }
 
 void add_scaled(const float* y, std::int64_t n, std::int64_t cols, const Vector& gain, float eps,

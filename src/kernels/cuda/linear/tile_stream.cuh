@@ -567,7 +567,8 @@ void launch_plan(const TileStep& step, const StepInput& input, const Plan& plan,
                                    cudaSharedmemCarveoutMaxShared));
     return true;
   });
-  const int blocks = kExperts ? std::max(step.experts.most_groups, device_shape().multiprocessors)
+  // Experts' weights are known late: two blocks have more of them under way.
+  const int blocks = kExperts ? std::max(step.experts.most_groups, 2 * device_shape().multiprocessors)
                               : std::min(step.count, device_shape().multiprocessors);
   EarlyLaunch(dim3(static_cast<unsigned>(blocks)), Warps * 32 + 32,
               shared_bytes(kHeadBytes<N>, Codec<F>::kBytes, N, plan), 1, stream)(kernel, step, input, plan);
