@@ -311,7 +311,7 @@ void BatchRunner::finish(std::span<BatchRow* const> rows, std::vector<float>& lo
     row->logits = std::span(logits).subspan(at, count * vocab);
     at += count * vocab;
     Sequence& sequence = *row->sequence;
-    if (!std::all_of(row->logits.begin(), row->logits.end(), [](float x) { return std::isfinite(x); })) {
+    if (!all_finite(row->logits)) {
       row->error = not_finite();
       row->logits = {};
       sequence.roll_back(sequence.tokens());

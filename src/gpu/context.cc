@@ -19,6 +19,7 @@
 #include <numeric>
 
 #include "base/cancel.h"
+#include "base/finite.h"
 #include "base/timed_parts.h"
 #include "gpu/document_bytes.h"
 #include "gpu/layers/states_of.h"
@@ -822,13 +823,9 @@ void CudaContext::take_logits(const Run& run, std::vector<float>& logits) {
   }
   stream_.synchronize();
   expect_whole();
-  for (const float x : logits) {
-    if (!std::isfinite(x)) {
-      throw RunError(
-          "the model gave a logit that is not a finite number: weights or cached keys are damaged or "
-          "overflow");
-    }
-  }
+  if (!all_finite(logits))
+    throw RunError(
+        "the model gave a logit that is not a finite number: weights or cached keys are damaged or overflow");
 }
 
 /// Adds what the layers read whose keys the host did not choose. The step has ended.

@@ -9,6 +9,7 @@
 
 #include "attend/window.h"
 #include "base/cancel.h"
+#include "base/finite.h"
 #include "base/threads.h"
 #include "kernels/dequantise.h"
 #include "kernels/kernels.h"
@@ -81,13 +82,9 @@ std::vector<TailRows> take_tails(const Step& step, const LayerGeometry& geometry
 }
 
 void check_finite(const std::vector<float>& logits) {
-  for (const float x : logits) {
-    if (!std::isfinite(x)) {
-      throw RunError(
-          "the model gave a logit that is not a finite number: weights or cached keys are damaged or "
-          "overflow");
-    }
-  }
+  if (!all_finite(logits))
+    throw RunError(
+        "the model gave a logit that is not a finite number: weights or cached keys are damaged or overflow");
 }
 
 }  // namespace
