@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "arrays.h"
 
-#include <nanobind/stl/pair.h>
-
 #include <utility>
 
 namespace lode::python {
@@ -34,12 +32,8 @@ std::span<const T> numbers(const Array& array, std::size_t dims, Name name, cons
     throw nb::value_error(
         (std::string(name) + ": expected " + std::to_string(dims) + " dimensions, found " + shape_text(array))
             .c_str());
-  std::int64_t stride = 1;
-  for (std::size_t i = dims; i-- > 0;) {
-    if (array.shape(i) > 1 && array.stride(i) != stride)
-      throw nb::value_error((std::string(name) + ": expected a contiguous array").c_str());
-    stride *= static_cast<std::int64_t>(array.shape(i));
-  }
+  if (!in_c_order(array))
+    throw nb::value_error((std::string(name) + ": expected a contiguous array").c_str());
   return {static_cast<const T*>(array.data()), array.size()};
 }
 
@@ -57,17 +51,27 @@ DType float_type(const Array& array, Name name) {
 }
 
 std::optional<int> gpu_of(const ArrayArgument& argument) {
-  constexpr int kManaged = 13;  // DLPack's kDLCUDAManaged
-  std::pair<int, int> place;
+  constexpr long kManaged = 13;  // DLPack's kDLCUDAManaged
+  long type = 0, device = 0;
   try {
-    if (!nb::hasattr(argument.object, "__dlpack_device__") ||
-        !nb::try_cast(argument.object.attr("__dlpack_device__")(), place, false))
-      return std::nullopt;
+    if (!nb::hasattr(argument.object, "__dlpack_device__")) return std::nullopt;
+    const nb::object place = argument.object.attr("__dlpack_device__")();
+    if (!nb::isinstance<nb::tuple>(place) || nb::len(place) != 2) return std::nullopt;
+    type = PyLong_AsLong(nb::object(place[0]).ptr());  // some give enumerations
+    device = PyLong_AsLong(nb::object(place[1]).ptr());
   } catch (const nb::python_error&) {
     return std::nullopt;  // array_of says what it is not
   }
-  if (place.first != nb::device::cuda::value && place.first != kManaged) return std::nullopt;
-  return place.second;
+  PyErr_Clear();
+  if (type != nb::device::cuda::value && type != kManaged) return std::nullopt;
+  return static_cast<int>(device);
+}
+
+bool in_c_order(const Array& array) {
+  std::int64_t stride = 1;
+  for (std::size_t i = array.ndim(); i-- > 0; stride *= static_cast<std::int64_t>(array.shape(i)))
+    if (array.shape(i) > 1 && array.stride(i) != stride) return array.size() == 0;
+  return true;
 }
 
 Array array_of(const ArrayArgument& argument, Name name) {

@@ -30,6 +30,9 @@ struct ArrayArgument {
 /// The GPU that an array of CUDA's lies on, by its own word; nothing for all else.
 std::optional<int> gpu_of(const ArrayArgument& argument);
 
+/// Whether an array is contiguous, its last dimension first.
+bool in_c_order(const Array& array);
+
 /// A view of an argument's memory, which it keeps alive. TypeError, which names the argument, when it is no array, and
 /// ValueError when its memory is not the CPU's.
 Array array_of(const ArrayArgument& argument, Name name);

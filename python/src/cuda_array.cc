@@ -94,10 +94,7 @@ std::string text_of(const CudaArray& array) {
 
 CudaArray to_device(const ArrayArgument& given, int device, nb::handle stream) {
   const Array array = array_of(given, "array");
-  std::int64_t stride = 1;
-  for (std::size_t i = array.ndim(); i-- > 0; stride *= static_cast<std::int64_t>(array.shape(i)))
-    if (array.shape(i) > 1 && array.stride(i) != stride)
-      throw nb::value_error("array: expected a contiguous array");
+  if (!in_c_order(array)) throw nb::value_error("array: expected a contiguous array");
   return upload(array, device, stream);
 }
 

@@ -440,10 +440,8 @@ Array host_array(const ArrayArgument& argument, Name name, nb::handle stream) {
   if (!gpu) return array_of(argument, name);
   const Caller caller(*gpu, stream);
   const Array there = gpu_array<Array>(argument, name, caller);
-  std::int64_t stride = 1;
-  for (std::size_t i = there.ndim(); i-- > 0; stride *= static_cast<std::int64_t>(there.shape(i)))
-    if (there.shape(i) > 1 && there.stride(i) != stride)
-      throw nb::value_error((std::string(name) + ": expected a contiguous array").c_str());
+  if (!in_c_order(there))
+    throw nb::value_error((std::string(name) + ": expected a contiguous array").c_str());
   auto* const bytes = new std::vector<std::byte>(there.nbytes());
   const nb::capsule owner(bytes, [](void* p) noexcept { delete static_cast<std::vector<std::byte>*>(p); });
   {
