@@ -63,6 +63,9 @@ A gpu_array(const ArrayArgument& argument, Name name, const Caller& caller) {
   // What may be written to is said by newer capsules alone, which older producers do not know.
   constexpr bool kWritten = !std::is_same_v<A, Array>;
   std::string why = "its memory is read-only";
+  const std::string module = nb::str(argument.object.type().attr("__module__")).c_str();
+  if (kWritten && module.starts_with("jax"))
+    throw nb::type_error("out: expected an array that may change, found one of JAX");
   for (const bool newest : {kWritten, !kWritten}) {
     try {
       A array;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -85,16 +86,32 @@ StreamMemory::~StreamMemory() {
   }
 }
 
+namespace {
+
+bool is_captured(StreamHandle stream) {
+  cudaStreamCaptureStatus status{};
+  LODE_CUDA(cudaStreamIsCapturing(stream, &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
+}  // namespace
+
 std::uint64_t number_of(StreamHandle stream) {
+  static std::mutex mutex;
+  static auto* const known = new std::map<StreamHandle, std::uint64_t>;  // never destroyed
+  const bool captured = is_captured(stream);
+  const std::lock_guard guard(mutex);
+  if (captured) {  // a stream that is captured may not be asked
+    const auto at = known->find(stream);
+    return at != known->end() ? at->second : 0;
+  }
   unsigned long long number = 0;
   LODE_CUDA(cudaStreamGetId(stream, &number));
-  return number;
+  return (*known)[stream] = number;
 }
 
 void check_not_captured(const CallerStream& stream) {
-  cudaStreamCaptureStatus status{};
-  LODE_CUDA(cudaStreamIsCapturing(stream.stream, &status));
-  if (status != cudaStreamCaptureStatusNone)
+  if (is_captured(stream.stream))
     throw RunError(
         "expected this call to have run once in the stream before the stream is captured, found that it has "
         "not");

@@ -56,7 +56,8 @@ class StreamMemory {
   CallerStream stream_;
 };
 
-/// A number of the stream that no other stream of the process has or will have.
+/// A number of the stream that no other stream of the process has or will have; 0 of one that is captured and whose
+/// number nobody asked for before.
 std::uint64_t number_of(StreamHandle stream);
 
 /// The workspace of a stream for decode attention (decode_workspace_bytes), zeroed, as large as the largest that was
