@@ -10,6 +10,7 @@
 
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "lodestone/attention.h"
 #include "lodestone/kv_view.h"
@@ -61,6 +62,13 @@ struct KeyLists {
   int per_token = 1;
 };
 
+/// The keys of a plan's lists, one list behind another, for kernels that take them as rows.
+struct PlannedRows {
+  std::vector<std::int64_t> begins;  // [lists + 1] places in `rows`
+  std::vector<Position> rows;        // unique within a list
+  std::vector<float> log_weights;    // [rows], added to their scores; empty = all 0
+};
+
 /// Key lists that were checked, sorted and cut into runs and rows once, for attention in any number of layers.
 /// Does not change; copies share it.
 class AttentionPlan {
@@ -77,6 +85,8 @@ class AttentionPlan {
   std::int64_t rows() const;    ///< keys must have as many rows or more
   int query_heads() const;
   int kv_heads() const;
+  int lists_per_token() const;
+  PlannedRows planned_rows() const;
 
  private:
   struct Lists;

@@ -8,7 +8,8 @@
     answer = document.ask("What is the profession of Clara Whitaker?")
     print(answer.text, answer.work.density)
 
-`attend`, `attend_causal`, `plan`, `merge`, `top_k` and `Selector` work on arrays of NumPy, PyTorch (CPU) or anything with DLPack.
+`attend`, `attend_causal`, `plan`, `merge` and `top_k` work on arrays of NumPy, PyTorch, JAX, CuPy or anything with DLPack, in the CPU's
+memory or on a GPU (`lodestone.cuda`), `Selector` on those in the CPU's memory.
 `register_method` adds a method that is written in Python. `lodestone.hf` brings the methods to models of transformers,
 `lodestone.lm_eval` to lm-evaluation-harness, and `lodestone.vllm` brings documents to vLLM.
 
@@ -22,10 +23,11 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as _Many
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Union, runtime_checkable
 
 from ._core import (
     Citation,
+    CudaArray,
     Estimate,
     InputError,
     MethodEstimate,
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
-    "Answer", "ArrayLike", "Citation", "Document", "Estimate", "InputError", "MethodEstimate", "Model", "Plan", "PythonMethod",
+    "Answer", "ArrayLike", "Citation", "CudaArray", "Document", "Estimate", "InputError", "MethodEstimate", "Model", "Plan", "PythonMethod",
     "RunError", "Selector", "Sequence", "Work", "attend", "attend_causal", "finish", "merge", "methods", "pipeline", "plan",
     "register_method", "top_k",
 ]
@@ -67,11 +69,29 @@ Progress = Callable[[int, int, int, int], None]
 
 @runtime_checkable
 class ArrayLike(Protocol):
-    """An array of NumPy, PyTorch, JAX or CuPy in the CPU's memory: anything with DLPack's two methods."""
+    """An array of NumPy, PyTorch, JAX or CuPy: anything with DLPack's two methods."""
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def __dlpack_device__(self) -> tuple[int, int]: ...
+
+
+class _TorchStream(Protocol):
+    @property
+    def cuda_stream(self) -> int: ...
+
+
+class _CupyStream(Protocol):
+    @property
+    def ptr(self) -> int: ...
+
+
+class _CudaStream(Protocol):
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+
+
+# CUDA's handle, or a stream of PyTorch, CuPy or whoever has the protocol of CUDA's Python packages.
+StreamLike = Union[int, _TorchStream, _CupyStream, _CudaStream]
 
 
 def _many(texts: _Many[str]) -> list[str]:

@@ -1,25 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "arrays.h"
 
+#include <utility>
+
 namespace lode::python {
 
 namespace {
 
-DType float_type(const Array& array, Name name) {
-  const nb::dlpack::dtype type = array.dtype();
-  if (type == nb::dtype<float>()) return DType::f32;
-  if (type.lanes == 1 && type.bits == 16) {
-    if (type.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Float)) return DType::f16;
-    if (type.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bfloat)) return DType::bf16;
-  }
-  throw nb::type_error(
-      (std::string(name) + ": expected float32, float16 or bfloat16, found another type of number").c_str());
-}
-
-void check_rows(const Array& array, Name name) {
+void check_dimensions(const Array& array, Name name) {
   if (array.ndim() != 3)
     throw nb::value_error(
         (std::string(name) + ": expected [KV heads, tokens, d], found " + shape_text(array)).c_str());
+}
+
+void check_rows(const Array& array, Name name) {
   const auto d = static_cast<std::int64_t>(array.shape(2));
   if (array.shape(1) > 0 && (array.stride(2) != 1 || (array.shape(1) > 1 && array.stride(1) != d)))
     throw nb::value_error((std::string(name) +
@@ -38,16 +32,47 @@ std::span<const T> numbers(const Array& array, std::size_t dims, Name name, cons
     throw nb::value_error(
         (std::string(name) + ": expected " + std::to_string(dims) + " dimensions, found " + shape_text(array))
             .c_str());
-  std::int64_t stride = 1;
-  for (std::size_t i = dims; i-- > 0;) {
-    if (array.shape(i) > 1 && array.stride(i) != stride)
-      throw nb::value_error((std::string(name) + ": expected a contiguous array").c_str());
-    stride *= static_cast<std::int64_t>(array.shape(i));
-  }
+  if (!in_c_order(array))
+    throw nb::value_error((std::string(name) + ": expected a contiguous array").c_str());
   return {static_cast<const T*>(array.data()), array.size()};
 }
 
 }  // namespace
+
+DType float_type(const Array& array, Name name) {
+  const nb::dlpack::dtype type = array.dtype();
+  if (type == nb::dtype<float>()) return DType::f32;
+  if (type.lanes == 1 && type.bits == 16) {
+    if (type.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Float)) return DType::f16;
+    if (type.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bfloat)) return DType::bf16;
+  }
+  throw nb::type_error(
+      (std::string(name) + ": expected float32, float16 or bfloat16, found another type of number").c_str());
+}
+
+std::optional<int> gpu_of(const ArrayArgument& argument) {
+  constexpr long kManaged = 13;  // DLPack's kDLCUDAManaged
+  long type = 0, device = 0;
+  try {
+    if (!nb::hasattr(argument.object, "__dlpack_device__")) return std::nullopt;
+    const nb::object place = argument.object.attr("__dlpack_device__")();
+    if (!nb::isinstance<nb::tuple>(place) || nb::len(place) != 2) return std::nullopt;
+    type = PyLong_AsLong(nb::object(place[0]).ptr());  // some give enumerations
+    device = PyLong_AsLong(nb::object(place[1]).ptr());
+  } catch (const nb::python_error&) {
+    return std::nullopt;  // array_of says what it is not
+  }
+  PyErr_Clear();
+  if (type != nb::device::cuda::value && type != kManaged) return std::nullopt;
+  return static_cast<int>(device);
+}
+
+bool in_c_order(const Array& array) {
+  std::int64_t stride = 1;
+  for (std::size_t i = array.ndim(); i-- > 0; stride *= static_cast<std::int64_t>(array.shape(i)))
+    if (array.shape(i) > 1 && array.stride(i) != stride) return array.size() == 0;
+  return true;
+}
 
 Array array_of(const ArrayArgument& argument, Name name) {
   Array array;
@@ -80,15 +105,28 @@ std::span<const std::int32_t> int32s(const Array& array, std::size_t dims, Name 
   return numbers<std::int32_t>(array, dims, name, "int32");
 }
 
-std::vector<KvRows> kv_heads(const Array& k, const Array& v, std::int64_t tokens) {
-  check_rows(k, "k");
-  check_rows(v, "v");
+std::vector<std::size_t> shape_of(const Array& array) {
+  std::vector<std::size_t> shape;
+  for (std::size_t i = 0; i < array.ndim(); ++i) shape.push_back(array.shape(i));
+  return shape;
+}
+
+DType check_keys_and_values(const Array& k, const Array& v) {
+  check_dimensions(k, "k");
+  check_dimensions(v, "v");
   for (std::size_t i = 0; i < 3; ++i)
     if (k.shape(i) != v.shape(i))
       throw nb::value_error(
           ("k and v: expected equal shapes, found " + shape_text(k) + " and " + shape_text(v)).c_str());
   const DType type = float_type(k, "k");
   if (float_type(v, "v") != type) throw nb::type_error("k and v: expected one type of number, found two");
+  return type;
+}
+
+std::vector<KvRows> kv_heads(const Array& k, const Array& v, std::int64_t tokens) {
+  const DType type = check_keys_and_values(k, v);
+  check_rows(k, "k");
+  check_rows(v, "v");
   const auto rows = static_cast<std::int64_t>(k.shape(1));
   if (tokens > rows)
     throw nb::value_error(

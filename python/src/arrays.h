@@ -6,6 +6,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,12 @@ struct ArrayArgument {
   nb::object object;
 };
 
+/// The GPU that an array of CUDA's lies on, by its own word; nothing for all else.
+std::optional<int> gpu_of(const ArrayArgument& argument);
+
+/// Whether an array is contiguous, its last dimension first.
+bool in_c_order(const Array& array);
+
 /// A view of an argument's memory, which it keeps alive. TypeError, which names the argument, when it is no array, and
 /// ValueError when its memory is not the CPU's.
 Array array_of(const ArrayArgument& argument, Name name);
@@ -34,6 +41,11 @@ Array array_of(const ArrayArgument& argument, Name name);
 std::span<const float> floats(const Array& array, std::size_t dims, Name name);
 /// The same of int32.
 std::span<const std::int32_t> int32s(const Array& array, std::size_t dims, Name name);
+
+/// Of keys or values; TypeError for others than f32, f16 and bf16.
+DType float_type(const Array& array, Name name);
+/// Keys and values are to be [Hkv, S, d], alike in shape and type, which this returns.
+DType check_keys_and_values(const Array& k, const Array& v);
 
 /// Keys and values [Hkv, S, d] of f32, f16 or bf16, one view a head. Rows of a head lie side by side; heads may
 /// lie anywhere (a slice of a larger buffer is fine). The first `tokens` rows, or all when it is negative.
@@ -48,6 +60,7 @@ nb::ndarray<nb::numpy, T> numpy(std::vector<T> data, const std::vector<std::size
 }
 
 std::string shape_text(const Array& array);
+std::vector<std::size_t> shape_of(const Array& array);
 
 }  // namespace lode::python
 

@@ -7,12 +7,14 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <optional>
 
 #include "arrays.h"
 #include "attention.h"
+#include "gpu_calls.h"
 #include "lodestone/attend.h"
 #include "module.h"
 
@@ -20,16 +22,19 @@ namespace lode::python {
 
 namespace {
 
-State attend_rows(const ArrayArgument& q_, const ArrayArgument& k_, const ArrayArgument& v_,
-                  const std::optional<std::vector<ArrayArgument>>& rows, std::optional<float> scale) {
+nb::object attend_rows(const ArrayArgument& q_, const ArrayArgument& k_, const ArrayArgument& v_,
+                       nb::handle rows, std::optional<float> scale, nb::handle stream, nb::handle out_,
+                       bool check) {
+  if (const auto gpu = gpu_of(q_)) return gpu_attend(q_, k_, v_, rows, scale, check, {*gpu, stream, out_});
+  check_cpu_options(stream, out_);
   const Array q = array_of(q_, "q"), k = array_of(k_, "k"), v = array_of(v_, "v");
   const auto queries = floats(q, 2, "q");
   const auto kv = kv_heads(k, v);
   std::vector<Run> all = {{0, static_cast<Position>(k.shape(1))}};
   std::vector<KeyChoice> choices;
   std::vector<Array> given;
-  if (rows) {
-    for (const ArrayArgument& r : *rows) given.push_back(array_of(r, "rows"));
+  if (!rows.is_none()) {
+    for (const ArrayArgument& r : row_arrays(rows)) given.push_back(array_of(r, "rows"));
     for (const Array& r : given)
       choices.push_back({.runs = {}, .rows = int32s(r, 1, "rows"), .log_weights = {}});
   } else {
@@ -43,11 +48,13 @@ State attend_rows(const ArrayArgument& q_, const ArrayArgument& k_, const ArrayA
     const nb::gil_scoped_release release;
     attend(queries, kv, choices, scale_of(scale, d), out.state(d), *threads);
   }
-  return to_numpy(std::move(out), {heads}, d);
+  return nb::cast(to_numpy(std::move(out), {heads}, d));
 }
 
-State attend_prompt(const ArrayArgument& q_, const ArrayArgument& k_, const ArrayArgument& v_,
-                    std::optional<float> scale) {
+nb::object attend_prompt(const ArrayArgument& q_, const ArrayArgument& k_, const ArrayArgument& v_,
+                         std::optional<float> scale, nb::handle stream, nb::handle out_) {
+  if (const auto gpu = gpu_of(q_)) return gpu_attend_causal(q_, k_, v_, scale, {*gpu, stream, out_});
+  check_cpu_options(stream, out_);
   const Array q = array_of(q_, "q"), k = array_of(k_, "k"), v = array_of(v_, "v");
   const auto queries = floats(q, 3, "q");
   const auto kv = kv_heads(k, v);
@@ -58,56 +65,46 @@ State attend_prompt(const ArrayArgument& q_, const ArrayArgument& k_, const Arra
     const nb::gil_scoped_release release;
     attend_causal(queries, static_cast<std::int64_t>(tokens), kv, scale_of(scale, d), out.state(d), *threads);
   }
-  return to_numpy(std::move(out), {tokens, heads}, d);
+  return nb::cast(to_numpy(std::move(out), {tokens, heads}, d));
 }
 
-using StateArgument = std::pair<ArrayArgument, ArrayArgument>;
-
-std::vector<std::size_t> shape_of(const Array& array) {
-  std::vector<std::size_t> shape;
-  for (std::size_t i = 0; i < array.ndim(); ++i) shape.push_back(array.shape(i));
-  return shape;
-}
-
-/// Copies the state number `index` of a merge; its log-sum-exp must be of `rows`, its output of [rows..., d].
-Buffers copied(const StateArgument& given, std::size_t index, const std::vector<std::size_t>& rows,
-               std::size_t d) {
+/// Copies the state number `index` of a merge, alike in shape to the first one's output.
+Buffers copied(const StateArgument& given, std::size_t index, const Array& first) {
   const std::string name = "state " + std::to_string(index);
   const Array output = array_of(given.first, name.c_str()), lse = array_of(given.second, name.c_str());
-  std::vector<std::size_t> outputs = rows;
-  outputs.push_back(d);
-  if (shape_of(output) != outputs || shape_of(lse) != rows)
-    throw nb::value_error((name + ": expected output [..., d] and lse [...], in all states alike, found " +
-                           shape_text(output) + " and " + shape_text(lse))
-                              .c_str());
+  check_state(output, lse, &first, name.c_str());
   const auto o = floats(output, output.ndim(), name.c_str());
   const auto l = floats(lse, lse.ndim(), name.c_str());
-  Buffers copy(l.size(), d);
+  Buffers copy(l.size(), output.shape(output.ndim() - 1));
   std::copy(o.begin(), o.end(), copy.output.begin());
   std::copy(l.begin(), l.end(), copy.lse.begin());
   return copy;
 }
 
-State merge_states(const StateArgument& a, const StateArgument& b, const nb::args& more) {
+nb::object merge_states(const StateArgument& a, const StateArgument& b, const nb::args& more,
+                        nb::handle stream, nb::handle out) {
   std::vector<StateArgument> states = {a, b};
   for (const nb::handle state : more) {
     states.emplace_back();
     if (!nb::try_cast(state, states.back()))
       throw nb::type_error("merge: expected states (output, log-sum-exp), found something else");
   }
+  if (const auto gpu = gpu_of(a.first)) return gpu_merge(states, {*gpu, stream, out});
+  check_cpu_options(stream, out);
   const Array first = array_of(a.first, "state 0");
+  Buffers merged = copied(a, 0, first);
   std::vector<std::size_t> rows = shape_of(first);
-  if (rows.empty()) throw nb::value_error("state 0: expected an output [..., d], found a number");
   const std::size_t d = rows.back();
   rows.pop_back();
-  Buffers merged = copied(a, 0, rows, d);
   for (std::size_t i = 1; i < states.size(); ++i)
-    merge(merged.state(d), copied(states[i], i, rows, d).state(d));
-  return to_numpy(std::move(merged), rows, d);
+    merge(merged.state(d), copied(states[i], i, first).state(d));
+  return nb::cast(to_numpy(std::move(merged), rows, d));
 }
 
 /// Rising indices of the k largest; ties go to the larger index, NaN counts as least.
-nb::ndarray<nb::numpy, std::int32_t> top_k(const ArrayArgument& scores_, std::int64_t k) {
+nb::object top_k(const ArrayArgument& scores_, std::int64_t k, nb::handle stream, nb::handle out) {
+  if (const auto gpu = gpu_of(scores_)) return gpu_top_k(scores_, k, {*gpu, stream, out});
+  check_cpu_options(stream, out);
   const Array scores = array_of(scores_, "scores");
   const auto s = floats(scores, 1, "scores");
   if (k < 0) throw nb::value_error("k: expected 0 or more");
@@ -124,13 +121,61 @@ nb::ndarray<nb::numpy, std::int32_t> top_k(const ArrayArgument& scores_, std::in
   std::nth_element(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count), order.end(), better);
   order.resize(count);
   std::sort(order.begin(), order.end());
-  return numpy(std::move(order), {count});
+  return nb::cast(numpy(std::move(order), {count}));
 }
 
 /// Guarded by the GIL. Never destroyed: at exit and after a fork its threads are gone already.
 std::shared_ptr<ThreadPool>* the_threads = nullptr;
 
 }  // namespace
+
+void check_cpu_options(nb::handle stream, nb::handle out) {
+  if (!stream.is_none() || !out.is_none())
+    throw nb::value_error(
+        "stream and out: expected None, since the arrays lie in the CPU's memory, found a value");
+}
+
+std::vector<ArrayArgument> row_arrays(nb::handle rows) {
+  std::vector<ArrayArgument> arrays;
+  if (!nb::try_cast(rows, arrays))
+    throw nb::type_error((std::string("rows: expected a sequence of int32 arrays, found ") +
+                          nb::str(rows.type().attr("__name__")).c_str())
+                             .c_str());
+  return arrays;
+}
+
+void check_state(const Array& output, const Array& lse, const Array* first, Name name) {
+  std::vector<std::size_t> rows = shape_of(output);
+  if (rows.empty())
+    throw nb::value_error((std::string(name) + ": expected an output [..., d], found a number").c_str());
+  const bool alike = first == nullptr || shape_of(*first) == rows;
+  rows.pop_back();
+  if (!alike || shape_of(lse) != rows)
+    throw nb::value_error((std::string(name) +
+                           ": expected output [..., d] and lse [...], in all states alike, found " +
+                           shape_text(output) + " and " + shape_text(lse))
+                              .c_str());
+}
+
+std::string signatures(std::string_view text, std::string_view result) {
+  constexpr std::string_view kStream = "lodestone.StreamLike | None";
+  const std::string numpy = "numpy.typing.NDArray[numpy." + std::string(result) + "]";
+  const std::array<std::array<std::string_view, 4>, 3> kinds = {{
+      {"numpy.typing.NDArray[typing.Any]", numpy, "None", "None"},
+      {"CudaArray", "CudaArray", kStream, "None"},
+      {"lodestone.ArrayLike", "typing.Any", kStream, "typing.Any"},
+  }};
+  constexpr std::array<std::string_view, 4> kNames = {"$array", "$result", "$stream", "$out"};
+  std::string all;
+  for (const auto& kind : kinds) {
+    std::string one(text);
+    for (std::size_t i = 0; i < kNames.size(); ++i)
+      for (std::size_t at; (at = one.find(kNames[i])) != std::string::npos;)
+        one.replace(at, kNames[i].size(), kind[i]);
+    all += (all.empty() ? "@overload\n" : ": ...\n@typing.overload\n") + one;
+  }
+  return all;
+}
 
 std::shared_ptr<ThreadPool> shared_threads() {
   if (the_threads == nullptr) the_threads = new std::shared_ptr<ThreadPool>(make_threads());
@@ -141,7 +186,13 @@ void bind_attention(nb::module_& m) {
   m.def("_forget_threads", [] { the_threads = nullptr; });
   m.def(
       "attend", &attend_rows, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("rows") = nb::none(),
-      nb::arg("scale") = nb::none(),
+      nb::arg("scale") = nb::none(), nb::kw_only(), nb::arg("stream") = nb::none(),
+      nb::arg("out") = nb::none(), nb::arg("check") = false,
+      nb::sig(signatures("def attend(q: $array, k: lodestone.ArrayLike, v: lodestone.ArrayLike, "
+                         "rows: collections.abc.Sequence[lodestone.ArrayLike] | lodestone.ArrayLike | None = "
+                         "None, scale: float | None = None, *, stream: $stream = None, out: $out = None, "
+                         "check: bool = False) -> tuple[$result, $result]")
+                  .c_str()),
       "Attention of one query token over chosen keys.\n\n"
       "q: float32 [Hq, d]; k, v: float32, float16 or bfloat16 [Hkv, S, d], keys after RoPE;\n"
       "rows: one int32 array of rising row numbers for each KV head (or each query head); None = all keys;\n"
@@ -150,30 +201,54 @@ void bind_attention(nb::module_& m) {
       "-inf).\n"
       "InputError when rows do not rise or do not exist, ValueError when shapes do not fit, TypeError for "
       "other\n"
-      "types of number. For lists that several layers share, plan() checks them once.");
+      "types of number. For lists that several layers share, plan() checks them once.\n\n"
+      "On a GPU (all arrays on one): runs in stream, an int or an object with cuda_stream, ptr or "
+      "__cuda_stream__ (None:\n"
+      "the legacy default stream), waits for nothing, and gives CudaArrays, or fills out=(output, "
+      "log-sum-exp). rows may\n"
+      "also be one array [Hkv, n] or [Hq, n]. Rows of k and v may have any strides; q is rounded to their "
+      "type. "
+      "Row numbers\n"
+      "are looked at by check=True alone, which waits for the stream: without it a row that does not exist "
+      "makes its\n"
+      "heads NaN, and one that comes twice counts twice.");
   m.def(
       "attend_causal", &attend_prompt, nb::arg("q"), nb::arg("k"), nb::arg("v"),
-      nb::arg("scale") = nb::none(),
+      nb::arg("scale") = nb::none(), nb::kw_only(), nb::arg("stream") = nb::none(),
+      nb::arg("out") = nb::none(),
+      nb::sig(signatures("def attend_causal(q: $array, k: lodestone.ArrayLike, v: lodestone.ArrayLike, "
+                         "scale: float | None = None, *, stream: $stream = None, out: $out = None) -> "
+                         "tuple[$result, $result]")
+                  .c_str()),
       "Causal attention of T query tokens; the last sits at the last row of k.\n\n"
       "q: float32 [T, Hq, d]; k, v: float32, float16 or bfloat16 [Hkv, S, d] with S >= T, keys after RoPE;\n"
-      "scale: of q.k, 1/sqrt(d) by default.\n"
+      "scale: of q.k, 1/sqrt(d) by default; stream, out and arrays on a GPU: as in attend.\n"
       "Returns (output float32 [T, Hq, d], log-sum-exp float32 [T, Hq], natural logarithm).\n"
       "ValueError when shapes do not fit, TypeError for other types of number.");
-  m.def("merge", &merge_states, nb::arg("a"), nb::arg("b"), nb::arg("more"),
-        nb::sig("def merge(a: tuple[lodestone.ArrayLike, lodestone.ArrayLike], "
-                "b: tuple[lodestone.ArrayLike, lodestone.ArrayLike], "
-                "*more: tuple[lodestone.ArrayLike, lodestone.ArrayLike]) -> "
-                "tuple[numpy.typing.NDArray[numpy.float32], numpy.typing.NDArray[numpy.float32]]"),
+  m.def("merge", &merge_states, nb::arg("a"), nb::arg("b"), nb::arg("more"), nb::arg("stream") = nb::none(),
+        nb::arg("out") = nb::none(),
+        nb::sig(signatures("def merge(a: tuple[$array, $array], "
+                           "b: tuple[lodestone.ArrayLike, lodestone.ArrayLike], "
+                           "*more: tuple[lodestone.ArrayLike, lodestone.ArrayLike], stream: $stream = None, "
+                           "out: $out = None) -> tuple[$result, $result]")
+                    .c_str()),
         "Merges attention over disjoint sets of keys, from left to right; no argument changes.\n\n"
         "Each is a state (output float32 [..., d], log-sum-exp float32 [...], natural logarithm), all of one "
         "shape.\n"
         "Returns the state over all of the keys, as exact as float32 is. ValueError for other shapes, "
         "TypeError for\n"
-        "what is no pair of arrays.");
-  m.def("top_k", &top_k, nb::arg("scores"), nb::arg("k"),
-        "Rising indices, int32, of the k largest of float32 [n], or of all when k > n; ties go to the larger "
-        "index, NaN\n"
-        "counts as least. ValueError when k < 0.");
+        "what is no pair of arrays. stream, out and states on a GPU: as in attend; out may be one of the "
+        "states.");
+  m.def(
+      "top_k", &top_k, nb::arg("scores"), nb::arg("k"), nb::kw_only(), nb::arg("stream") = nb::none(),
+      nb::arg("out") = nb::none(),
+      nb::sig(signatures("def top_k(scores: $array, k: int, *, stream: $stream = None, out: $out = None) -> "
+                         "$result",
+                         "int32")
+                  .c_str()),
+      "Rising indices, int32, of the k largest of float32 [n], or of all when k > n; ties go to the larger "
+      "index, NaN\n"
+      "counts as least. ValueError when k < 0. stream, out (int32 [k]) and scores on a GPU: as in attend.");
 }
 
 }  // namespace lode::python

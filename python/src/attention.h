@@ -6,10 +6,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "arrays.h"
+#include "lodestone/attend.h"
 #include "lodestone/attention.h"
 
 namespace lode::python {
@@ -40,6 +43,16 @@ inline State to_numpy(Buffers buffers, std::vector<std::size_t> rows, std::size_
 inline float scale_of(std::optional<float> scale, std::size_t d) {
   return scale ? *scale : 1.0f / std::sqrt(static_cast<float>(d));
 }
+
+/// A state's arrays are to be [..., d] and [...], the first alike to `first` unless that is null.
+void check_state(const Array& output, const Array& lse, const Array* first, Name name);
+/// Queries [B, Hq, d] are to fit a plan, and d the keys.
+void check_planned_queries(const AttentionPlan& plan, const Array& q, std::size_t d);
+
+/// The three signatures that type checkers see of a function: NumPy arrays give NumPy arrays, CudaArrays their like,
+/// and arrays of others either, which is left open. `text` has $array for the type of the array that decides, $result
+/// for that of an array in the result, of numbers `result`, and $stream and $out for those of these arguments.
+std::string signatures(std::string_view text, std::string_view result = "float32");
 
 }  // namespace lode::python
 

@@ -20,6 +20,7 @@ NB_MODULE(_core, m) {
       PyErr_SetNone(PyExc_KeyboardInterrupt);
     }
   });
+  bind_cuda_array(m);
   bind_attention(m);
   bind_plan(m);
   bind_selector(m);

@@ -18,6 +18,7 @@ namespace lode::python {
 
 namespace nb = nanobind;
 
+void bind_cuda_array(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_plan(nb::module_& m);
 void bind_selector(nb::module_& m);

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import lodestone
+import lodestone.cuda
 
 
 def reference(q, k, v, rows=None, scale=None):
@@ -181,6 +182,36 @@ def test_what_is_no_array_is_named(wrong):
         lodestone.attend(wrong, k, v)
     with pytest.raises((TypeError, ValueError), match="expected|incompatible"):
         lodestone.attend(q, wrong, v)
+
+
+ON_A_GPU = Elsewhere(np.ones(3, np.float32))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda q, k, v: lodestone.attend(ON_A_GPU, k, v),
+        lambda q, k, v: lodestone.attend_causal(ON_A_GPU, k, v),
+        lambda q, k, v: lodestone.merge((ON_A_GPU, q), (q, q)),
+        lambda q, k, v: lodestone.top_k(ON_A_GPU, 3),
+        lambda q, k, v: lodestone.plan(ON_A_GPU, np.zeros(0, np.int32), 8, 2),
+        lambda q, k, v: lodestone.plan(np.zeros(2, np.int32), np.zeros(0, np.int32), 8, 2).run(ON_A_GPU, k, v),
+    ],
+)
+def test_arrays_on_a_gpu_are_refused_where_there_is_none(call):
+    if lodestone.cuda.device_count() > 0:
+        pytest.skip("there is one")
+    with pytest.raises((TypeError, ValueError, lodestone.RunError), match="LODESTONE_CUDA=ON|__dlpack__|GPU"):
+        call(*made_up())
+
+
+def test_streams_and_results_are_for_arrays_on_a_gpu():
+    q, k, v = made_up()
+    for options in ({"stream": 0}, {"out": (q, q)}):
+        with pytest.raises(ValueError, match="stream and out: expected None"):
+            lodestone.attend(q, k, v, **options)
+    with pytest.raises((lodestone.InputError, lodestone.RunError)):
+        lodestone.cuda.to_device(q, device=99)
 
 
 @pytest.mark.parametrize("shape", [(0, 300, 64), (2, 0, 64), (2, 300, 0)])

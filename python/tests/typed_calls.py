@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from typing_extensions import assert_type
 
 import lodestone
+import lodestone.cuda
 
 Floats = NDArray[np.float32]
 
@@ -18,6 +19,21 @@ def kernels(q: Floats, k: Floats, v: Floats, rows: NDArray[np.int32]) -> None:
     state = plan.run(q, k, v, scale=0.1, return_lse=True)
     assert_type(state, tuple[Floats, Floats])
     assert_type(lodestone.merge(state, state, lodestone.attend(q[0], k, v), state), tuple[Floats, Floats])
+
+
+def on_gpu(q: lodestone.CudaArray, k: lodestone.ArrayLike, v: lodestone.ArrayLike, plan: lodestone.Plan) -> None:
+    state = lodestone.attend(q, k, v, stream=7)
+    assert_type(state, tuple[lodestone.CudaArray, lodestone.CudaArray])
+    assert_type(lodestone.merge(state, state, stream=None), tuple[lodestone.CudaArray, lodestone.CudaArray])
+    assert_type(plan.run(q, k, v, return_lse=True), tuple[lodestone.CudaArray, lodestone.CudaArray])
+    assert_type(plan.run(q, k, v), lodestone.CudaArray)
+    assert_type(lodestone.top_k(q, 3), lodestone.CudaArray)
+    assert_type(lodestone.cuda.to_device(state[0].to_host()), lodestone.CudaArray)
+
+
+def of_others(q: lodestone.ArrayLike, k: lodestone.ArrayLike, v: lodestone.ArrayLike, plan: lodestone.Plan) -> None:
+    output = lodestone.attend(q, k, v)[0]  # a NumPy array or a CudaArray
+    print(output.shape, plan.run(q, k, v, out=q), lodestone.attend_causal(q, k, v, out=(q, v)))
 
 
 def selectors(q: Floats, k: Floats, v: Floats) -> None:

@@ -198,5 +198,27 @@ int AttentionPlan::query_heads() const {
 int AttentionPlan::kv_heads() const {
   return lists_->kv_heads;
 }
+int AttentionPlan::lists_per_token() const {
+  return lists_->per_token;
+}
+
+PlannedRows AttentionPlan::planned_rows() const {
+  PlannedRows planned = {.begins = {0}, .rows = {}, .log_weights = {}};
+  const bool weighted = std::any_of(lists_->keys.begin(), lists_->keys.end(),
+                                    [](const KeyList& keys) { return !keys.log_weights().empty(); });
+  for (const KeyList& keys : lists_->keys) {
+    planned.rows.insert(planned.rows.end(), keys.rows().begin(), keys.rows().end());
+    if (weighted) {
+      planned.log_weights.insert(planned.log_weights.end(), keys.log_weights().begin(),
+                                 keys.log_weights().end());
+      planned.log_weights.resize(planned.rows.size());
+    }
+    for (const Run& run : keys.runs())
+      for (Position row = run.begin; row < run.end; ++row) planned.rows.push_back(row);
+    if (weighted) planned.log_weights.resize(planned.rows.size());
+    planned.begins.push_back(std::ssize(planned.rows));
+  }
+  return planned;
+}
 
 }  // namespace lode

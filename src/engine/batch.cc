@@ -10,6 +10,7 @@
 #include <new>
 #include <set>
 
+#include "base/finite.h"
 #include "lodestone/error.h"
 
 namespace lode {

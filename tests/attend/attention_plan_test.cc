@@ -3,6 +3,7 @@
 // python/tests/test_plan.py.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -47,6 +48,10 @@ TEST(AttentionPlan, EachTokenAttendsToItsLists) {
                            kKvHeads);
   EXPECT_EQ(plan.tokens(), 3);
   EXPECT_EQ(plan.rows(), 256);
+  const PlannedRows planned = plan.planned_rows();
+  EXPECT_EQ(planned.begins, (std::vector<std::int64_t>{0, 19, 19, 35}));
+  EXPECT_EQ(std::count(planned.rows.begin(), planned.rows.end(), 255), 1);
+  EXPECT_TRUE(planned.log_weights.empty());
   const std::vector<float> q = normals(3 * kHeads * kD, 3);
   std::vector<float> output(q.size()), lse(3 * kHeads), one(kHeads * kD), one_lse(kHeads);
   plan.run(q, kv, 0.125f, {output.data(), lse.data(), 3 * kHeads, kD}, *threads);

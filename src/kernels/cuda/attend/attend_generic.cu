@@ -18,6 +18,10 @@ struct Keys {
   const std::int32_t* rows = nullptr;
   const float* log_weights = nullptr;
 
+  __device__ explicit Keys(const StridedList& list)
+      : count(list.count), rows(list.rows), log_weights(list.log_weights) {
+    (rows != nullptr ? listed : sink) = count;
+  }
   __device__ Keys(const RowLists& lists, bool has_lists, std::int64_t position, std::int64_t list) {
     const std::int64_t all = position + 1;
     if (!has_lists) {
@@ -50,27 +54,68 @@ __device__ void merge_state(float* o, float& m, float& l, const float* other_o, 
   m = peak;
 }
 
-template <class T>
-__global__ void attend_kernel(Queries queries, RowLists lists, bool has_lists) {
+/// The keys of a head in a layer of the engine's ranges.
+struct BlockSource {
+  RowLists lists;
+  bool has_lists = false;
+
+  struct Head {
+    const char* base;
+    KvLayout layout;
+    int kv_head;
+    Keys keys;
+
+    __device__ const char* key(std::int64_t row) const { return base + layout.key_offset(kv_head, row); }
+    __device__ const char* value(std::int64_t row) const { return key(row) + layout.value_offset(); }
+  };
+  __device__ Head head(const Queries& queries, int query, int head) const {
+    const int group = queries.query_heads / queries.layout.kv_heads, kv_head = head / group;
+    const QueryToken token = queries.tokens[query];
+    const std::int64_t list =
+        has_lists ? (std::int64_t{query} * queries.layout.kv_heads + kv_head) * lists.lists_per_head +
+                        (lists.lists_per_head > 1 ? head % group : 0)
+                  : 0;
+    return {queries.bases[token.sequence] + queries.layer_offset, queries.layout, kv_head,
+            Keys(lists, has_lists, token.position, list)};
+  }
+};
+
+/// In arrays of a caller's.
+struct ArraySource {
+  StridedKv kv;
+  StridedLists given;
+  RowLists lists;  // none
+
+  struct Head {
+    StridedKv kv;
+    int kv_head;
+    Keys keys;
+
+    __device__ const char* key(std::int64_t row) const { return kv.key(kv_head, row); }
+    __device__ const char* value(std::int64_t row) const { return kv.value(kv_head, row); }
+  };
+  __device__ Head head(const Queries& queries, int query, int head) const {
+    const int kv_heads = queries.layout.kv_heads;
+    const StridedList list = given.list(query, head, queries.query_heads, kv.rows - queries.count + 1);
+    return {kv, head / (queries.query_heads / kv_heads), Keys(list)};
+  }
+};
+
+template <class T, class Source>
+__global__ void attend_kernel(Queries queries, const Source source) {
   __shared__ float state_o[kWarps][kMaxGenericDim];
   __shared__ float state_m[kWarps], state_l[kWarps];
   const int warp = threadIdx.x / kLanes, lane = threadIdx.x % kLanes, d = queries.layout.head_dim;
   const int query = blockIdx.x / queries.query_heads, head = blockIdx.x % queries.query_heads;
-  const int group = queries.query_heads / queries.layout.kv_heads, kv_head = head / group;
-  const QueryToken token = queries.tokens[query];
-  const char* const base = queries.bases[token.sequence] + queries.layer_offset;
-  const std::int64_t list =
-      has_lists ? (std::int64_t{query} * queries.layout.kv_heads + kv_head) * lists.lists_per_head +
-                      (lists.lists_per_head > 1 ? head % group : 0)
-                : 0;
-  const Keys keys(lists, has_lists, token.position, list);
+  const auto of_head = source.head(queries, query, head);
+  const Keys& keys = of_head.keys;
   const float* const q = queries.q + (std::int64_t{query} * queries.query_heads + head) * d;
 
   float o[kPerLane] = {}, m = -INFINITY, l = 0.0f;
   for (std::int64_t i = warp; i < keys.count; i += kWarps) {
-    const char* const row = base + queries.layout.key_offset(kv_head, keys.row(i));
-    const T* const k = reinterpret_cast<const T*>(row);
-    const T* const v = reinterpret_cast<const T*>(row + queries.layout.value_offset());
+    const std::int64_t row = keys.row(i);
+    const T* const k = reinterpret_cast<const T*>(of_head.key(row));
+    const T* const v = reinterpret_cast<const T*>(of_head.value(row));
     float s = 0.0f;
     for (int c = lane; c < d; c += kLanes) s += q[c] * widen(k[c]);
     for (int offset = kLanes / 2; offset > 0; offset /= 2) s += __shfl_xor_sync(0xffffffffu, s, offset);
@@ -94,7 +139,8 @@ __global__ void attend_kernel(Queries queries, RowLists lists, bool has_lists) {
   float lse = l > 0.0f || l != l ? m + logf(l) : -INFINITY;
   const float inverse = l == 0.0f ? 0.0f : 1.0f / l;
   for (int j = 0, c = lane; c < d; ++j, c += kLanes) o[j] *= inverse;
-  if (has_lists && lists.tail_lse != nullptr && lists.tail_lse[out] != -INFINITY) {
+  const RowLists& lists = source.lists;
+  if (lists.tail_lse != nullptr && lists.tail_lse[out] != -INFINITY) {
     const float tail = lists.tail_lse[out], peak = lse > tail ? lse : tail;
     const float mine = lse == -INFINITY ? 0.0f : expf(lse - peak), theirs = expf(tail - peak),
                 sum = mine + theirs;
@@ -106,25 +152,34 @@ __global__ void attend_kernel(Queries queries, RowLists lists, bool has_lists) {
   if (queries.lse != nullptr && lane == 0) queries.lse[out] = lse;
 }
 
-}  // namespace
-
-void attend_generic(const Queries& queries, const RowLists* lists, StreamHandle stream) {
+template <class Source>
+void launch(const Queries& queries, const Source& source, StreamHandle stream) {
   if (queries.count == 0) return;
   if (queries.layout.head_dim > kMaxGenericDim)
     throw RunError("expected a head dimension of at most 512 on the GPU, found " +
                    std::to_string(queries.layout.head_dim));
-  const RowLists chosen = lists != nullptr ? *lists : RowLists{};
   const int blocks = queries.count * queries.query_heads;
-  const auto launch = [&](auto type) {
-    attend_kernel<decltype(type)><<<blocks, kWarps * kLanes, 0, stream>>>(queries, chosen, lists != nullptr);
+  const auto launch_for = [&](auto type) {
+    attend_kernel<decltype(type)><<<blocks, kWarps * kLanes, 0, stream>>>(queries, source);
   };
   if (queries.layout.type == DType::f32)
-    launch(float{});
+    launch_for(float{});
   else if (queries.layout.type == DType::f16)
-    launch(__half{});
+    launch_for(__half{});
   else
-    launch(__nv_bfloat16{});
+    launch_for(__nv_bfloat16{});
   LODE_LAUNCHED();
+}
+
+}  // namespace
+
+void attend_generic(const Queries& queries, const RowLists* lists, StreamHandle stream) {
+  launch(queries, BlockSource{lists != nullptr ? *lists : RowLists{}, lists != nullptr}, stream);
+}
+
+void attend_generic(const Queries& queries, const StridedKv& kv, const StridedLists& lists,
+                    StreamHandle stream) {
+  launch(queries, ArraySource{kv, lists, {}}, stream);
 }
 
 }  // namespace lode::cuda

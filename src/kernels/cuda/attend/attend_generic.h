@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/attend/attend.h"
+#include "kernels/cuda/attend/attend_strided.h"
 
 namespace lode::cuda {
 
@@ -10,5 +11,8 @@ inline constexpr int kMaxGenericDim = 512;
 
 /// Every query attends sink, its lists and its window; without lists (null) all keys [0, position].
 void attend_generic(const Queries& queries, const RowLists* lists, StreamHandle stream);
+/// Every query attends to its lists of a caller's rows (attend_strided.h).
+void attend_generic(const Queries& queries, const StridedKv& kv, const StridedLists& lists,
+                    StreamHandle stream);
 
 }  // namespace lode::cuda

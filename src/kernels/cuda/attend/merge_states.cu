@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cuda_bf16.h>
 
+#include <algorithm>
+
 #include "kernels/cuda/attend/merge_states.h"
 #include "kernels/cuda/device/check.cuh"
 
@@ -37,22 +39,27 @@ __global__ void sinks_kernel(float* output, float* lse, const float* sinks, int 
   if (threadIdx.x == 0) lse[row] = peak + logf(sum);
 }
 
+struct Parts {
+  StatePart at[kMostMerged];
+  int count = 0;
+};
+
 // A part whose lse is NaN makes the row NaN.
-__global__ void merge_parts_kernel(const float* outputs, const float* lse, int parts, int d, float* to,
-                                   float* to_lse) {
-  const std::int64_t row = blockIdx.x, rows = gridDim.x;
+__global__ void merge_parts_kernel(const __grid_constant__ Parts parts, int d, float* to, float* to_lse) {
+  const std::int64_t row = blockIdx.x;
   float peak = -INFINITY, sum = 0.0f;
-  for (int p = 0; p < parts; ++p) peak = fmaxf(peak, lse[p * rows + row]);
+  for (int p = 0; p < parts.count; ++p) peak = fmaxf(peak, parts.at[p].lse[row]);
   const float base = peak == -INFINITY ? 0.0f : peak;
-  for (int p = 0; p < parts; ++p) sum += expf(lse[p * rows + row] - base);
+  for (int p = 0; p < parts.count; ++p) sum += expf(parts.at[p].lse[row] - base);
   for (int i = static_cast<int>(threadIdx.x); i < d; i += kThreads) {
     float x = 0.0f;
-    for (int p = 0; p < parts; ++p) {
-      const float own = lse[p * rows + row];
-      if (own != -INFINITY) x += expf(own - base) / sum * outputs[(p * rows + row) * d + i];
+    for (int p = 0; p < parts.count; ++p) {
+      const float own = parts.at[p].lse[row];
+      if (own != -INFINITY) x += expf(own - base) / sum * parts.at[p].output[row * d + i];
     }
     to[row * d + i] = x;
   }
+  __syncthreads();  // to_lse may be one of those that were read
   if (to_lse != nullptr && threadIdx.x == 0) to_lse[row] = base + logf(sum);
 }
 
@@ -123,12 +130,21 @@ void merge_planes(const StatePlanes& planes, const StatePart (&parts)[3], int co
   LODE_LAUNCHED();
 }
 
+void merge_parts(std::span<const StatePart> parts, std::int64_t rows, int d, float* to, float* to_lse,
+                 StreamHandle stream) {
+  if (rows == 0) return;
+  if (parts.size() > kMostMerged) throw RunError("expected at most 16 parts");
+  Parts all;
+  for (const StatePart& part : parts) all.at[all.count++] = part;
+  merge_parts_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(all, d, to, to_lse);
+  LODE_LAUNCHED();
+}
+
 void merge_parts(const float* outputs, const float* lse, int parts, std::int64_t rows, int d, float* to,
                  float* to_lse, StreamHandle stream) {
-  if (rows == 0) return;
-  merge_parts_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(outputs, lse, parts, d, to,
-                                                                           to_lse);
-  LODE_LAUNCHED();
+  StatePart each[kMostMerged];
+  for (int p = 0; p < std::min(parts, kMostMerged); ++p) each[p] = {outputs + p * rows * d, lse + p * rows};
+  merge_parts({each, static_cast<std::size_t>(parts)}, rows, d, to, to_lse, stream);
 }
 
 void merge_sinks(float* output, float* lse, const float* sinks, std::int64_t rows, int heads, int d,

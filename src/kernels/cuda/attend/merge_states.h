@@ -2,6 +2,8 @@
 // States of attention over disjoint keys, computed in two places, made one (lodestone/attention.h).
 #pragma once
 
+#include <span>
+
 #include "kernels/cuda/device/device.h"
 
 namespace lode::cuda {
@@ -10,12 +12,6 @@ namespace lode::cuda {
 /// (-inf) changes nothing. Device memory.
 void merge_states(float* output /*[rows, d]*/, const float* lse /*[rows]*/, const float* other /*[rows, d]*/,
                   const float* other_lse /*[rows]*/, std::int64_t rows, int d, StreamHandle stream);
-
-/// to[r, :] := the merge of outputs[p, r, :] with lse[p, r] over all parts p, in their order; to_lse null
-/// when not wanted. At most 16 parts.
-void merge_parts(const float* outputs /*[parts, rows, d]*/, const float* lse /*[parts, rows]*/, int parts,
-                 std::int64_t rows, int d, float* to /*[rows, d]*/, float* to_lse /*[rows]*/,
-                 StreamHandle stream);
 
 /// Merges a key of no value into every row: with score sinks[r % heads] of query head r % heads.
 void merge_sinks(float* output /*[rows, d]*/, float* lse /*[rows]*/, const float* sinks /*[heads]*/,
@@ -26,6 +22,16 @@ struct StatePart {
   const float* output = nullptr;  // [rows, d]
   const float* lse = nullptr;     // [rows]
 };
+inline constexpr int kMostMerged = 16;
+/// to[r, :] := the merge of row r of all parts, kMostMerged at most, in their order; `to_lse` null when not wanted.
+/// `to` and `to_lse` may be those of a part.
+void merge_parts(std::span<const StatePart> parts, std::int64_t rows, int d, float* to /*[rows, d]*/,
+                 float* to_lse /*[rows]*/, StreamHandle stream);
+/// The same of parts side by side.
+void merge_parts(const float* outputs /*[parts, rows, d]*/, const float* lse /*[parts, rows]*/, int parts,
+                 std::int64_t rows, int d, float* to /*[rows, d]*/, float* to_lse /*[rows]*/,
+                 StreamHandle stream);
+
 /// States of all rows over `count` parts of the keys, one plane a part.
 struct StatePlanes {
   const float* outputs = nullptr;  // [count, rows, d]

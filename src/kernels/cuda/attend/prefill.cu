@@ -28,15 +28,14 @@ std::size_t shared_bytes(int d) {
          (static_cast<std::size_t>(d) * kQueries + std::size_t{2} * kKeys * static_cast<std::size_t>(d + 1));
 }
 
-/// Rows of keys or values to shared memory, zeros where `row_at` says -1.
-template <class T, class RowAt>
-__device__ void load_tile(const char* layer, const KvLayout& layout, int kv_head, const RowAt& row_at,
+/// Rows of keys, or with `value` of 1 of values, to shared memory, zeros where `row_at` says -1.
+template <class T, class Rows, class RowAt>
+__device__ void load_tile(const Rows& stored, int value, int d, int kv_head, const RowAt& row_at,
                           float* to /*[kKeys, d + 1]*/) {
-  const int d = layout.head_dim;
   for (int i = static_cast<int>(threadIdx.x); i < kKeys * d; i += kThreads) {
     const int row = i / d, c = i % d, at = row_at(row);
     to[row * (d + 1) + c] =
-        at < 0 ? 0.0f : widen(reinterpret_cast<const T*>(layer + layout.key_offset(kv_head, at))[c]);
+        at < 0 ? 0.0f : widen(reinterpret_cast<const T*>(stored.at(kv_head, at, value))[c]);
   }
 }
 
@@ -94,9 +93,9 @@ __device__ __forceinline__ void add_tile(const float* q /*[d, kQueries]*/, const
   }
 }
 
-template <class T, int PerLane>
+template <class T, int PerLane, class Place>
 __global__ __launch_bounds__(kThreads) void prefill_kernel(const Queries in, int position,
-                                                           const PrefillKeys keys) {
+                                                           const PrefillKeys keys, const Place place) {
   extern __shared__ __align__(16) float shared[];
   const int d = in.layout.head_dim, head = static_cast<int>(blockIdx.y);
   const int kv_head = head / (in.query_heads / in.layout.kv_heads);
@@ -109,7 +108,7 @@ __global__ __launch_bounds__(kThreads) void prefill_kernel(const Queries in, int
     q[c * kQueries + i / d] =
         row < in.count ? in.q[(std::int64_t{row} * in.query_heads + head) * d + c] : 0.0f;
   }
-  const char* layer = in.bases[in.tokens[0].sequence] + in.layer_offset;
+  const auto stored = place.rows(in);
   State<PerLane> state;
 #pragma unroll
   for (int r = 0; r < kPerWarp; ++r) {
@@ -122,8 +121,8 @@ __global__ __launch_bounds__(kThreads) void prefill_kernel(const Queries in, int
   const int2 places = keys.places(kv_head, part);
   const auto add = [&](const auto& row_at, const int(&from)[kPerWarp], const int(&mine)[kPerWarp]) {
     __syncthreads();
-    load_tile<T>(layer, in.layout, kv_head, row_at, k);
-    load_tile<T>(layer + in.layout.value_offset(), in.layout, kv_head, row_at, v);
+    load_tile<T>(stored, 0, d, kv_head, row_at, k);
+    load_tile<T>(stored, 1, d, kv_head, row_at, v);
     __syncthreads();
     add_tile<PerLane>(q + warp * kPerWarp, k, v, d, in.scale, from, mine, state);
   };
@@ -158,45 +157,55 @@ __global__ __launch_bounds__(kThreads) void prefill_kernel(const Queries in, int
   }
 }
 
-template <class T, int PerLane>
-void launch(const Queries& queries, int position, const PrefillKeys& keys, StreamHandle stream) {
+template <class T, int PerLane, class Place>
+void launch(const Queries& queries, int position, const PrefillKeys& keys, const Place& place,
+            StreamHandle stream) {
   const int d = queries.layout.head_dim;
   const dim3 grid(static_cast<unsigned>((queries.count + kQueries - 1) / kQueries),
                   static_cast<unsigned>(queries.query_heads), static_cast<unsigned>(keys.parts));
-  LODE_CUDA(cudaFuncSetAttribute(prefill_kernel<T, PerLane>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+  const auto kernel = prefill_kernel<T, PerLane, Place>;
+  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  static_cast<int>(shared_bytes(d))));
-  prefill_kernel<T, PerLane><<<grid, kThreads, shared_bytes(d), stream>>>(queries, position, keys);
+  kernel<<<grid, kThreads, shared_bytes(d), stream>>>(queries, position, keys, place);
   LODE_LAUNCHED();
 }
 
-template <class T>
-void launch_for(const Queries& queries, int position, const PrefillKeys& keys, StreamHandle stream) {
+template <class T, class Place>
+void launch_for(const Queries& queries, int position, const PrefillKeys& keys, const Place& place,
+                StreamHandle stream) {
   const int d = queries.layout.head_dim;
   if (d <= 64)
-    launch<T, 2>(queries, position, keys, stream);
+    launch<T, 2>(queries, position, keys, place, stream);
   else if (d <= 128)
-    launch<T, 4>(queries, position, keys, stream);
+    launch<T, 4>(queries, position, keys, place, stream);
   else
-    launch<T, 8>(queries, position, keys, stream);
+    launch<T, 8>(queries, position, keys, place, stream);
 }
 
-}  // namespace
-
-void attend_prefill_f32(const Queries& queries, std::int32_t position, const PrefillKeys& keys,
-                        StreamHandle stream) {
+template <class Place>
+void launch_for_type(const Queries& queries, int position, const PrefillKeys& keys, const Place& place,
+                     StreamHandle stream) {
   switch (queries.layout.type) {
     case DType::f32:
-      return launch_for<float>(queries, position, keys, stream);
+      return launch_for<float>(queries, position, keys, place, stream);
     case DType::f16:
-      return launch_for<__half>(queries, position, keys, stream);
+      return launch_for<__half>(queries, position, keys, place, stream);
     case DType::bf16:
-      return launch_for<__nv_bfloat16>(queries, position, keys, stream);
+      return launch_for<__nv_bfloat16>(queries, position, keys, place, stream);
     case DType::q8:
     case DType::q4:
       break;
   }
   throw RunError("expected keys of type f32, f16 or bf16, found " +
                  std::string(name_of(queries.layout.type)));
+}
+
+}  // namespace
+
+void attend_prefill_f32(const Queries& queries, std::int32_t position, const PrefillKeys& keys,
+                        StreamHandle stream, const StridedKv* kv) {
+  if (kv != nullptr) return launch_for_type(queries, position, keys, InCallersArrays{*kv}, stream);
+  launch_for_type(queries, position, keys, InLayer{}, stream);
 }
 
 namespace {

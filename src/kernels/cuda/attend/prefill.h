@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/cuda/attend/attend.h"
+#include "kernels/cuda/attend/attend_strided.h"
 
 namespace lode::cuda {
 
@@ -44,14 +45,44 @@ struct PrefillKeys {
 #endif
 };
 
-/// Any store, head dimension up to 256 and group, in float32.
+#ifdef __CUDACC__
+/// Where a kernel finds rows: in the layer of the engine's range that its queries name, or in a caller's arrays.
+struct LayerRows {
+  const char* layer;
+  KvLayout layout;
+
+  /// A key, or with `value` of 1 its value.
+  __device__ __forceinline__ const char* at(int kv_head, std::int64_t row, int value) const {
+    return layer + layout.key_offset(kv_head, row) + value * layout.value_offset();
+  }
+};
+struct StridedRows {
+  StridedKv kv;
+
+  __device__ __forceinline__ const char* at(int kv_head, std::int64_t row, int value) const {
+    return value != 0 ? kv.value(kv_head, row) : kv.key(kv_head, row);
+  }
+};
+struct InLayer {
+  __device__ __forceinline__ LayerRows rows(const Queries& in) const {
+    return {in.bases[in.tokens[0].sequence] + in.layer_offset, in.layout};
+  }
+};
+struct InCallersArrays {
+  StridedKv kv;
+  __device__ __forceinline__ StridedRows rows(const Queries&) const { return {kv}; }
+};
+#endif
+
+/// Any store, head dimension up to 256 and group, in float32. Here and below `kv`, if not null, is where keys and
+/// values lie in place of the queries' layer.
 void attend_prefill_f32(const Queries& queries, std::int32_t position, const PrefillKeys& keys,
-                        StreamHandle stream);
+                        StreamHandle stream, const StridedKv* kv = nullptr);
 
 /// On the matrix unit, for stores of bf16 and f16 and heads of 64, 80, 96, 128 or 256 numbers; false, and
 /// nothing is enqueued, for others and where shared memory is too small.
 bool attend_prefill_mma(const Queries& queries, std::int32_t position, const PrefillKeys& keys,
-                        StreamHandle stream);
+                        StreamHandle stream, const StridedKv* kv = nullptr);
 
 /// The same by Hopper's own instructions, for heads of 128 numbers; false where this is another GPU or
 /// another head.

@@ -41,13 +41,15 @@ struct Shape {
       2 * (kKeepQueries ? (kTiles > kQueries ? kTiles : kQueries) : kTiles + kQueries);
 };
 
-template <class T, int D>
+template <class T, int D, class Rows>
 class Attention {
   using S = Shape<D>;
 
  public:
-  __device__ Attention(const Queries& in, int position, const PrefillKeys& keys, T* shared)
+  __device__ Attention(const Queries& in, const Rows& stored, int position, const PrefillKeys& keys,
+                       T* shared)
       : in_(in),
+        stored_(stored),
         keys_(keys),
         position_(position),
         memory_(shared),
@@ -59,7 +61,6 @@ class Attention {
         // The last queries have the most keys: they start first.
         first_(static_cast<int>(gridDim.x - 1 - blockIdx.x) * S::kRows),
         rows_(in.count * group_) {
-    layer_ = in.bases[in.tokens[0].sequence] + in.layer_offset;
     const int part = static_cast<int>(blockIdx.z);
     places_ = keys.places(kv_head_, part);
     list_tiles_ = (places_.y - places_.x + kKeys - 1) / kKeys;
@@ -131,8 +132,7 @@ class Attention {
     for (int i = static_cast<int>(threadIdx.x); i < 2 * kKeys * kChunks; i += S::kThreads) {
       const int which = i / (kKeys * kChunks), row = i / kChunks % kKeys, chunk = i % kChunks;
       const int at = row_at(tile, row), bytes = at < 0 ? 0 : 16;
-      const char* from =
-          layer_ + in_.layout.key_offset(kv_head_, at) + which * in_.layout.value_offset() + chunk * 16;
+      const char* from = stored_.at(kv_head_, at, which) + chunk * 16;
       asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
                        shared_address(to + which * S::kTile + row * S::kStride + chunk * 8)),
                    "l"(bytes > 0 ? from : nullptr), "r"(bytes)
@@ -269,6 +269,7 @@ class Attention {
   }
 
   const Queries& in_;
+  const Rows stored_;
   const PrefillKeys& keys_;
   const int position_;
   T *memory_, *queries_;  // two tiles of keys and values; where queries lie
@@ -277,20 +278,22 @@ class Attention {
   int2 places_;                         // of the head's list
   int list_tiles_, near_, near_first_;  // tiles of the list come first, then those from near_first_ on
   std::int64_t output_;                 // first row of this part's plane
-  const char* layer_;
   unsigned q_[S::kKeepQueries ? D / 16 : 1][4];
   float out_[D / 8][4] = {}, max_[2] = {-INFINITY, -INFINITY}, sum_[2] = {};
 };
 
-template <class T, int D>
+template <class T, int D, class Place>
 __global__ __launch_bounds__(Shape<D>::kThreads, 1) void prefill_kernel(const Queries in, int position,
-                                                                        const PrefillKeys keys) {
+                                                                        const PrefillKeys keys,
+                                                                        const Place place) {
   extern __shared__ __align__(16) char memory[];
-  Attention<T, D>(in, position, keys, reinterpret_cast<T*>(memory)).run();
+  const auto rows = place.rows(in);
+  Attention<T, D, decltype(place.rows(in))>(in, rows, position, keys, reinterpret_cast<T*>(memory)).run();
 }
 
-template <class T, int D>
-bool launch(const Queries& in, int position, const PrefillKeys& keys, StreamHandle stream) {
+template <class T, int D, class Place>
+bool launch(const Queries& in, int position, const PrefillKeys& keys, const Place& place,
+            StreamHandle stream) {
   using S = Shape<D>;
   int device = 0, shared = 0;
   LODE_CUDA(cudaGetDevice(&device));
@@ -299,38 +302,46 @@ bool launch(const Queries& in, int position, const PrefillKeys& keys, StreamHand
   const std::int64_t rows = std::int64_t{in.count} * (in.query_heads / in.layout.kv_heads);
   const dim3 grid(static_cast<unsigned>((rows + S::kRows - 1) / S::kRows),
                   static_cast<unsigned>(in.layout.kv_heads), static_cast<unsigned>(keys.parts));
-  LODE_CUDA(
-      cudaFuncSetAttribute(prefill_kernel<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
-  prefill_kernel<T, D><<<grid, S::kThreads, S::kShared, stream>>>(in, position, keys);
+  const auto kernel = prefill_kernel<T, D, Place>;
+  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
+  kernel<<<grid, S::kThreads, S::kShared, stream>>>(in, position, keys, place);
   LODE_LAUNCHED();
   return true;
 }
 
-template <class T>
-bool launch_for(const Queries& in, int position, const PrefillKeys& keys, StreamHandle stream) {
+template <class T, class Place>
+bool launch_for(const Queries& in, int position, const PrefillKeys& keys, const Place& place,
+                StreamHandle stream) {
   switch (in.layout.head_dim) {
     case 64:
-      return launch<T, 64>(in, position, keys, stream);
+      return launch<T, 64>(in, position, keys, place, stream);
     case 80:
-      return launch<T, 80>(in, position, keys, stream);
+      return launch<T, 80>(in, position, keys, place, stream);
     case 96:
-      return launch<T, 96>(in, position, keys, stream);
+      return launch<T, 96>(in, position, keys, place, stream);
     case 128:
-      return launch<T, 128>(in, position, keys, stream);
+      return launch<T, 128>(in, position, keys, place, stream);
     case 256:
-      return launch<T, 256>(in, position, keys, stream);
+      return launch<T, 256>(in, position, keys, place, stream);
     default:
       return false;
   }
 }
 
+template <class Place>
+bool launch_for_type(const Queries& in, int position, const PrefillKeys& keys, const Place& place,
+                     StreamHandle stream) {
+  if (in.layout.type == DType::bf16) return launch_for<__nv_bfloat16>(in, position, keys, place, stream);
+  if (in.layout.type == DType::f16) return launch_for<__half>(in, position, keys, place, stream);
+  return false;
+}
+
 }  // namespace
 
 bool attend_prefill_mma(const Queries& queries, std::int32_t position, const PrefillKeys& keys,
-                        StreamHandle stream) {
-  if (queries.layout.type == DType::bf16) return launch_for<__nv_bfloat16>(queries, position, keys, stream);
-  if (queries.layout.type == DType::f16) return launch_for<__half>(queries, position, keys, stream);
-  return false;
+                        StreamHandle stream, const StridedKv* kv) {
+  if (kv != nullptr) return launch_for_type(queries, position, keys, InCallersArrays{*kv}, stream);
+  return launch_for_type(queries, position, keys, InLayer{}, stream);
 }
 
 }  // namespace lode::cuda

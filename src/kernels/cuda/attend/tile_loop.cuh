@@ -85,20 +85,34 @@ __device__ __forceinline__ float reciprocal(float x) {
   return y;
 }
 
+/// Where the rows of a KV head lie: in the blocks of the engine's ranges (KvLayout).
+template <int D>
+struct InBlocks {
+  static constexpr int kBlockBytes =
+      kBlockTokens * D * 2;  ///< of a block's keys, and of its values behind them
+
+  /// Of a key, in 16 bytes from the first one.
+  __device__ unsigned place(const Params& p, int row) const {
+    const unsigned stride = static_cast<unsigned>(p.queries.layout.kv_heads) * (2 * kBlockBytes / 16);
+    return static_cast<unsigned>(row / kBlockTokens) * stride +
+           static_cast<unsigned>(row % kBlockTokens) * (D * 2 / 16);
+  }
+  __device__ static constexpr int value_offset() { return kBlockBytes; }  ///< from a key row to its value row
+};
+
 /// One warp's walk over its tiles, so many of them under way at once.
-template <class T, int D, bool kWide, class K = Keys, int kTilesAhead = 2>
+template <class T, int D, bool kWide, class K = Keys, int kTilesAhead = 2, class Rows = InBlocks<D>>
 struct TileLoop {
   static constexpr int kKeyPieces = (D + 31) / 32;    // 16-byte pieces of one key's row that a lane holds
   static constexpr int kValuePieces = (D + 63) / 64;  // of one value's row
   static constexpr int kFetches = 2 * kKeyPieces + 4 * kValuePieces;
   static constexpr int kStageBytes = kFetches * 32 * 16;
   static constexpr int kStages = kTilesAhead;
-  static constexpr int kBlockBytes =
-      kBlockTokens * D * 2;  ///< of a block's keys, and of its values behind them
   static constexpr unsigned kNone = 0xffffffffu;
 
   const Params& p;
   const K& keys;
+  [[no_unique_address]] Rows rows_in;
   const char* base;                  // of this sequence, layer and KV head
   unsigned ring;                     // shared address of the warp's stage 0
   int first = 0, end = 0, mine = 0;  // first tile's first key, end of the piece, number of tiles
@@ -197,10 +211,7 @@ struct TileLoop {
     return row;
   }
   __device__ unsigned place_of(int row) const {
-    const unsigned stride = static_cast<unsigned>(p.queries.layout.kv_heads) * (2 * kBlockBytes / 16);
-    return row < 0 ? kNone
-                   : static_cast<unsigned>(row / kBlockTokens) * stride +
-                         static_cast<unsigned>(row % kBlockTokens) * (D * 2 / 16);
+    return row < 0 ? kNone : rows_in.place(p, row);
   }
 
   /// Place of chunk t of a key's piece j for lane 4 g + t, in bytes from the half tile's start. Odd pieces
@@ -234,7 +245,7 @@ struct TileLoop {
   }
   __device__ __forceinline__ void copy_values(unsigned stage, int of_pair) const {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    const char* const values_at = base + kBlockBytes + g * 16;
+    const char* const values_at = base + rows_in.value_offset() + g * 16;
     const unsigned to_values = stage + 2 * kKeyPieces * 512 + lane * 16;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -256,8 +267,8 @@ struct TileLoop {
                                key / 4 % 2 * 256 + j * 1024,
                      to_values = 2 * kKeyPieces * 512 + (4 * chunk + key % 8 / 2) * 16 +
                                  ((key / 8 * 2 + key % 2) * kValuePieces + j) * 512;
-      fetch(stage + (c < kChunks ? to_keys : to_values), from + (c < kChunks ? 0 : kBlockBytes) + at * 16,
-            true);
+      fetch(stage + (c < kChunks ? to_keys : to_values),
+            from + (c < kChunks ? 0 : rows_in.value_offset()) + at * 16, true);
     }
   }
 
