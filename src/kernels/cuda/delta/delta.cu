@@ -45,13 +45,16 @@ __device__ __forceinline__ float input_at(const DeltaLayer& layer, const DeltaCa
                : call.qkv.data[(rows.first + t) * call.qkv.stride + c];
 }
 
+/// kTaps: the layer's kernel where that is known, so that all loads are under way at once; or 0.
+template <int kTaps>
 __device__ __forceinline__ float convolved_at(const DeltaLayer& layer, const DeltaCall& call,
                                               const DeltaRows& rows, int t, std::int64_t channels,
                                               std::int64_t c) {
+  const int taps = kTaps > 0 ? kTaps : layer.kernel;
   float sum = 0.0f;
-  for (int i = 0; i < layer.kernel; ++i)
-    sum = fmaf(layer.conv[c * layer.kernel + i],
-               input_at(layer, call, rows, t - layer.kernel + 1 + i, channels, c), sum);
+#pragma unroll
+  for (int i = 0; i < taps; ++i)
+    sum = fmaf(layer.conv[c * taps + i], input_at(layer, call, rows, t - taps + 1 + i, channels, c), sum);
   return sum * sigmoid(sum);
 }
 
@@ -70,6 +73,8 @@ __host__ __device__ int units_of(const DeltaLayer& layer) {
   return 2 * layer.key_heads + layer.value_heads + 1;
 }
 
+/// kNumbers: of a head that a lane has.
+template <int kNumbers, int kTaps>
 __global__ __launch_bounds__(kWarps * 32) void convolve_kernel(const DeltaLayer layer, const DeltaCall call,
                                                                std::int64_t keys, std::int64_t channels) {
   release_successor();
@@ -88,11 +93,11 @@ __global__ __launch_bounds__(kWarps * 32) void convolve_kernel(const DeltaLayer 
       set_gates(layer, call, row, lane);
       continue;
     }
-    float x[kPerLane], squares = 0.0f;
+    float x[kNumbers], squares = 0.0f;
 #pragma unroll
-    for (int k = 0; k < kPerLane; ++k) {
+    for (int k = 0; k < kNumbers; ++k) {
       const int i = lane + 32 * k;
-      x[k] = i < dim ? convolved_at(layer, call, rows, t, channels, first + i) : 0.0f;
+      x[k] = i < dim ? convolved_at<kTaps>(layer, call, rows, t, channels, first + i) : 0.0f;
       squares = fmaf(x[k], x[k], squares);
     }
     float factor = 1.0f;
@@ -102,7 +107,7 @@ __global__ __launch_bounds__(kWarps * 32) void convolve_kernel(const DeltaLayer 
                sqrtf(sum_over<32>(squares) + kLeast);
     }
 #pragma unroll
-    for (int k = 0; k < kPerLane; ++k)
+    for (int k = 0; k < kNumbers; ++k)
       if (lane + 32 * k < dim) call.convolved[row * channels + first + lane + 32 * k] = x[k] * factor;
   }
 }
@@ -124,24 +129,47 @@ struct RecurPlace {
   bool fours;  ///< all lies at 16-byte bounds
 };
 
-__device__ __forceinline__ void bring(float* to, const float* from, int count, bool fours) {
+/// Of rows that lie at 16-byte bounds: a thread has the same fours of q and k of every token, and one of v.
+template <int kFours>
+__device__ __forceinline__ void bring_fours(Tile<kFours>& tile, const RecurPlace& at, int begin, int count) {
+  constexpr int kOfKey = kFours * kLanes, kOfValue = kBlockColumns / 4;  // fours of a row
   const int thread = static_cast<int>(threadIdx.x);
-  if (fours) {
-    for (int i = 4 * thread; i < count; i += 4 * kRecurThreads) __pipeline_memcpy_async(to + i, from + i, 16);
-  } else {
-    for (int i = thread; i < count; i += kRecurThreads) __pipeline_memcpy_async(to + i, from + i, 4);
+#pragma unroll
+  for (int piece = thread; piece < 2 * kOfKey; piece += kRecurThreads) {
+    const bool key = piece >= kOfKey;
+    const int i = 4 * (key ? piece - kOfKey : piece);
+    if (i >= at.key_dim) continue;
+    const float* from = (key ? at.k : at.q) + begin * at.stride + i;
+    float* to = key ? &tile.k[0][i] : &tile.q[0][i];
+    for (int t = 0; t < count; ++t, from += at.stride, to += Tile<kFours>::kDim)
+      __pipeline_memcpy_async(to, from, 16);
+  }
+  const int t = thread / kOfValue, i = thread % kOfValue * 4;
+  if (t < count && i < at.columns)
+    __pipeline_memcpy_async(&tile.v[t][i], at.v + (begin + t) * at.stride + i, 16);
+}
+
+/// Of other rows, number by number.
+template <int kFours>
+__device__ __forceinline__ void bring_numbers(Tile<kFours>& tile, const RecurPlace& at, int begin,
+                                              int count) {
+  const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll 1
+  for (int t = 0; t < count; ++t) {
+    const std::int64_t row = (std::int64_t{begin} + t) * at.stride;
+#pragma unroll 1
+    for (int i = thread; i < at.key_dim; i += kRecurThreads) {
+      __pipeline_memcpy_async(&tile.q[t][i], at.q + row + i, 4);
+      __pipeline_memcpy_async(&tile.k[t][i], at.k + row + i, 4);
+    }
+    if (thread < at.columns) __pipeline_memcpy_async(&tile.v[t][thread], at.v + row + thread, 4);
   }
 }
 
 /// Tokens [begin, begin + count) are on their way.
 template <int kFours>
 __device__ __forceinline__ void bring_tile(Tile<kFours>& tile, const RecurPlace& at, int begin, int count) {
-  for (int t = 0; t < count; ++t) {
-    const std::int64_t row = (std::int64_t{begin} + t) * at.stride;
-    bring(tile.q[t], at.q + row, at.key_dim, at.fours);
-    bring(tile.k[t], at.k + row, at.key_dim, at.fours);
-    bring(tile.v[t], at.v + row, at.columns, at.fours);
-  }
+  at.fours ? bring_fours(tile, at, begin, count) : bring_numbers(tile, at, begin, count);
   if (const int t = static_cast<int>(threadIdx.x); t < count) {
     __pipeline_memcpy_async(&tile.decay[t], at.decay + (begin + t) * at.gate_stride, 4);
     __pipeline_memcpy_async(&tile.beta[t], at.beta + (begin + t) * at.gate_stride, 4);
@@ -245,18 +273,20 @@ __global__ __launch_bounds__(kRecurThreads) void recur_kernel(const DeltaLayer l
       call.state + (layer.kernel - 1) * channels + std::int64_t{head} * layer.key_dim * layer.value_dim;
   StatePart<kFours> s = {};
   for_part<kFours>(s, layer, lane, all, [&](float& x, std::int64_t i) { x = rows.before[state + i]; });
+  const bool puts = lane < kColumns && all + lane < layer.value_dim;
+  float* to = call.o + rows.first * values + std::int64_t{head} * layer.value_dim + all + lane;
   for (int begin = 0, number = 0; begin < rows.count; begin += kTokens, ++number) {
     const int next = begin + kTokens;
     if (next < rows.count) bring_tile(tiles[(number + 1) % 2], place, next, min(kTokens, rows.count - next));
     next < rows.count ? __pipeline_wait_prior(1) : __pipeline_wait_prior(0);
     __syncthreads();
     const Tile<kFours>& tile = tiles[number % 2];
-    for (int t = 0; t < min(kTokens, rows.count - begin); ++t) {
+    const int count = min(kTokens, rows.count - begin);
+#pragma unroll 4
+    for (int t = 0; t < count; ++t, to += values) {
       float o[kColumns];
       take_token<kFours>(s, tile, t, lane, column, o);
-      if (lane < kColumns && all + lane < layer.value_dim)
-        call.o[(rows.first + begin + t) * values + std::int64_t{head} * layer.value_dim + all + lane] =
-            lane == 0 ? o[0] : o[1];
+      if (puts) *to = lane == 0 ? o[0] : o[1];
     }
     __syncthreads();  // the tile's place is the next but one's
   }
@@ -331,8 +361,12 @@ void delta_layer(const DeltaLayer& layer, const DeltaCall& call, StreamHandle st
   if (call.tokens == 0 || call.row_count == 0) return;
   const std::int64_t keys = layer.keys(), channels = layer.channels();
   const auto rows = static_cast<unsigned>(call.row_count), heads = static_cast<unsigned>(layer.value_heads);
-  EarlyLaunch({blocks_for(units_of(layer), kWarps), blocks_for(call.tokens, kConvolved), rows}, kWarps * 32,
-              0, 1, stream)(convolve_kernel, layer, call, keys, channels);
+  const auto convolve = [&](auto kernel) {
+    EarlyLaunch({blocks_for(units_of(layer), kWarps), blocks_for(call.tokens, kConvolved), rows}, kWarps * 32,
+                0, 1, stream)(kernel, layer, call, keys, channels);
+  };
+  const bool usual = layer.kernel == 4 && std::max(layer.key_dim, layer.value_dim) <= 128;
+  usual ? convolve(convolve_kernel<4, 4>) : convolve(convolve_kernel<kPerLane, 0>);
   const bool fours = layer.key_dim % 4 == 0 && layer.value_dim % 4 == 0;
   const auto recur = [&](auto kernel) {
     EarlyLaunch({blocks_for(layer.value_dim, kBlockColumns), heads, rows}, kRecurThreads, 0, 1, stream)(
