@@ -17,6 +17,7 @@
 #include "kernels/cuda/attend/attend_strided.h"
 #include "kernels/cuda/attend/merge_states.h"
 #include "kernels/cuda/device/caller.h"
+#include "kernels/cuda/device/device_count.h"
 #include "kernels/cuda/device/event.h"
 #include "kernels/cuda/select/largest.h"
 #include "lodestone/error.h"

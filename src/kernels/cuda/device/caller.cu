@@ -11,6 +11,7 @@
 #include "base/out_of_memory.h"
 #include "kernels/cuda/device/caller.h"
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/device_count.h"
 #include "kernels/cuda/device/per_device.h"
 
 namespace lode::cuda {
@@ -43,13 +44,6 @@ cudaMemPool_t pool() {
 }
 
 }  // namespace
-
-int device_count() {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
-  cudaGetLastError();
-  return 0;
-}
 
 OnDevice::OnDevice(int device) {
   check_process();

@@ -16,9 +16,6 @@ struct CallerStream {
   StreamHandle stream = nullptr;  ///< null: the legacy default stream
 };
 
-/// How many GPUs there are; 0 where there is no driver.
-int device_count();
-
 /// Makes a device the thread's own, and gives back the one before. RunError where there is no such GPU, or a fork
 /// of a process that used GPUs is to use one.
 class OnDevice {

@@ -230,13 +230,6 @@ bool join_peers(std::span<const int> devices) {
 
 }  // namespace
 
-int device_count() {
-  int count = 0;
-  if (cudaGetDeviceCount(&count) == cudaSuccess) return count;
-  static_cast<void>(cudaGetLastError());
-  return 0;
-}
-
 void use_device(int device) {
   LODE_CUDA(cudaSetDevice(device));
 }

@@ -14,12 +14,11 @@
 #include <vector>
 
 #include "kernels/cuda/device/device.h"
+#include "kernels/cuda/device/device_count.h"
 #include "lodestone/gpu_sum.h"
 
 namespace lode::cuda {
 
-/// GPUs that this program sees.
-int device_count();
 /// From here on the calling thread works on this GPU.
 void use_device(int device);
 
