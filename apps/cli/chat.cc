@@ -163,7 +163,10 @@ void Conversation::save(const std::string& path) const {
   AtomicFile file(path);
   file.write(std::as_bytes(std::span(text)));
   file.commit();
-  say(fmt::format("{} questions and answers in {}\n", turns_.size() / 2, excerpt(path)));
+  const std::size_t asked = turns_.size() / 2;
+  say(fmt::format("{} in {}\n",
+                  asked == 1 ? "1 question and its answer" : fmt::format("{} questions and answers", asked),
+                  excerpt(path)));
 }
 
 void Conversation::forget(std::size_t turns) {

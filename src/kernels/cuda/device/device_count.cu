@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/device/device_count.h"
-
 #include <cuda_runtime.h>
+
+#include "kernels/cuda/device/device_count.h"
 
 namespace lode::cuda {
 
