@@ -45,6 +45,7 @@ std::string place_text(std::optional<int> gpu) {
 
 /// The capsule that an array gives for work in the caller's stream.
 nb::object capsule_of(const nb::object& array, const Caller& caller, bool newest) {
+  const cuda::OnDevice here(caller.at.device);  // producers ask for the current device and its stream
   const nb::object give = array.attr("__dlpack__");
   if (!newest) return give(nb::arg("stream") = caller.number());
   return give(nb::arg("stream") = caller.number(), nb::arg("max_version") = nb::make_tuple(1, 1));
@@ -216,8 +217,11 @@ struct GpuLayer {
   std::size_t heads() const { return q.shape(q.ndim() - 2); }
   std::size_t d() const { return k.shape(2); }
   std::int64_t workspace_bytes() const {
-    return cuda::decode_workspace_bytes(std::min(queries.count, cuda::kMostStrided), queries.query_heads,
-                                        queries.layout.kv_heads, queries.layout.head_dim);
+    // Larger groups go through the plain kernel, which writes no partial results.
+    const bool in_parts = queries.query_heads <= 16 * queries.layout.kv_heads;
+    return cuda::decode_workspace_bytes(in_parts ? std::min(queries.count, cuda::kMostStrided) : 0,
+                                        queries.query_heads, queries.layout.kv_heads,
+                                        queries.layout.head_dim);
   }
 
  private:
@@ -392,13 +396,18 @@ nb::object gpu_merge(const std::vector<StateArgument>& states, const GpuOptions&
   {
     const nb::gil_scoped_release release;
     const cuda::OnDevice here(caller.at.device);
-    // What was merged is the first part of the next stretch.
+    // What was merged is the first part of the next stretch; `out` may be a state of a later one.
+    const std::int64_t all_rows = product(rows), numbers = all_rows * static_cast<std::int64_t>(d);
+    const cuda::StreamMemory between(
+        parts.size() > cuda::kMostMerged ? (numbers + all_rows) * std::int64_t{4} : 0, caller.at);
+    float* const so_far = between.as<float>();
     for (std::size_t first = 0; first == 0 || first < parts.size();) {
       const std::size_t count = std::min<std::size_t>(parts.size() - first, cuda::kMostMerged);
-      cuda::merge_parts({parts.data() + first, count}, product(rows), static_cast<int>(d), out.output,
-                        out.lse, caller.at.stream);
+      const bool last = first + count == parts.size();
+      cuda::merge_parts({parts.data() + first, count}, all_rows, static_cast<int>(d),
+                        last ? out.output : so_far, last ? out.lse : so_far + numbers, caller.at.stream);
       first += count;
-      if (first < parts.size()) parts[--first] = {out.output, out.lse};
+      if (!last) parts[--first] = {so_far, so_far + numbers};
     }
     out.record();
   }
@@ -525,8 +534,9 @@ nb::object PlanOnGpu::run(const AttentionPlan& plan, const ArrayArgument& q, con
 
 void hold_up(const CudaArray& array, std::uintptr_t stream) {
   const CudaMemory& memory = array.memory();
+  constexpr std::uintptr_t kPerThread = 2;  // of each thread another stream
   const auto handle = reinterpret_cast<cuda::StreamHandle>(stream);
-  if (handle == memory.caller.at.stream) return;
+  if (handle == memory.caller.at.stream && stream != kPerThread) return;
   const cuda::OnDevice here(array.device());
   memory.filled.hold_up(handle);
 }
@@ -542,8 +552,11 @@ CudaArray upload(const Array& array, int device, nb::handle stream) {
   const Caller caller(device, stream);
   const cuda::OnDevice here(device);
   auto memory = std::make_shared<CudaMemory>(static_cast<std::int64_t>(array.nbytes()), caller);
-  cuda::copy_and_wait(memory->memory.as<void>(), array.data(), static_cast<std::int64_t>(array.nbytes()),
-                      caller.at);
+  {
+    const nb::gil_scoped_release release;
+    cuda::copy_and_wait(memory->memory.as<void>(), array.data(), static_cast<std::int64_t>(array.nbytes()),
+                        caller.at);
+  }
   memory->record();
   return new_array(std::move(memory), 0, shape_of(array), array.dtype());
 }

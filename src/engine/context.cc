@@ -435,7 +435,8 @@ void Context::Impl::finish(AttachedMethod& method) {
 }
 
 void Context::Impl::roll_back(std::int64_t tokens) {
-  const bool there = gpu != nullptr && gpu->tokens() == tokens;  // the host's states may be earlier ones
+  const bool there = gpu != nullptr && gpu->tokens() == tokens &&
+                     kv.recurrent().tokens() <= tokens;  // the host's states may be earlier ones
   const std::int64_t reached = there ? tokens : kv.reachable(tokens);
   if (reached >= tokens) return cut(tokens);
   const std::vector<TokenId> again(ids.begin() + reached, ids.begin() + tokens);

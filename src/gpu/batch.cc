@@ -99,6 +99,7 @@ CudaBatch::CudaBatch(const ModelConfig& config, std::shared_ptr<const CudaModel>
   }
   shared_workspace_ = cuda::Buffer(
       cuda::shared_workspace_bytes(kWideRows, config.query_heads, config.head_dim), "partial results");
+  make_window_lists(config.max_positions);  // at once, since what a batch takes is measured when it is made
   static_cast<void>(cuda::may_wait_for_room(stream_.get()));  // before the streams of contexts
   stream_.synchronize();
 }
@@ -326,7 +327,7 @@ void CudaBatch::prepare(const Pass& pass) {
     cuda::copy(frequencies_.as<void>(), both.data(), frequencies_.bytes(), stream_.get());
     stream_.synchronize();
   }
-  make_window_lists(pass);
+  make_window_lists(longest_document(pass));
   for (const Group& group : pass.groups) {
     if (group.method() == nullptr) continue;
     std::vector<GpuSelector*> selectors;
@@ -587,19 +588,20 @@ std::int64_t CudaBatch::longest_document(const Pass& pass) const {
   return longest;
 }
 
-/// Room for what the widest window reaches of the pass's documents. Captured passes took the old one for granted.
-void CudaBatch::make_window_lists(const Pass& pass) {
+/// Room for what the widest window reaches of so long a document. Captured passes took the old one for granted.
+void CudaBatch::make_window_lists(std::int64_t longest) {
   std::int64_t widest = 0;
   for (int layer = 0; layer < config_.layers; ++layer)
     widest = std::max(widest, config_.plan.layer(layer).window);
-  const std::int64_t capacity = std::min(widest, longest_document(pass));
+  const std::int64_t capacity = std::min(widest, longest);
   if (capacity <= window_capacity_) return;
   const char* const what = "rows of sliding windows";
   const std::int64_t lists = kMostSparseTokens * config_.kv_heads, number = sizeof(std::int32_t);
   graphs_.clear();
   window_rows_ = {};
+  window_capacity_ = 0;
   window_rows_ = cuda::Buffer(lists * capacity * number, what);
-  if (window_capacity_ == 0) window_counts_ = cuda::Buffer(lists * number, what);
+  if (window_counts_.bytes() == 0) window_counts_ = cuda::Buffer(lists * number, what);
   window_capacity_ = capacity;
 }
 
@@ -620,9 +622,10 @@ void CudaBatch::attend_window(int layer, const Pass& pass) {
   add_sinks(layer, pass);
   const cuda::StatePart states[3] = {{far_.as<float>(), far_lse_.as<float>()},
                                      {attention_.as<float>(), tail_lse_.as<float>()}};
-  const cuda::DeviceWeight& o = model_->layers[static_cast<std::size_t>(layer)].o;
+  const CudaModel::Layer& w = model_->layers[static_cast<std::size_t>(layer)];
+  const bool straight = pass.narrow && w.attention_gate.data == nullptr;
   merge_planes({}, states, 2, std::int64_t{pass.count()} * config_.query_heads, config_.head_dim,
-               attention_.as<float>(), {pass.narrow ? narrow_.halves_for(o) : nullptr, kNarrowRows * o.cols},
+               attention_.as<float>(), {straight ? narrow_.halves_for(w.o) : nullptr, kNarrowRows * w.o.cols},
                stream_.get());
 }
 

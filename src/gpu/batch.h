@@ -109,7 +109,7 @@ class CudaBatch final : public GpuBatch {
   void attend(int layer, const Pass& pass);
   void attend_window(int layer, const Pass& pass);
   void attend_window_of_documents(int layer, const Pass& pass, std::int64_t window);
-  void make_window_lists(const Pass& pass);
+  void make_window_lists(std::int64_t longest);
   std::int64_t longest_document(const Pass& pass) const;
   void add_sinks(int layer, const Pass& pass);
   void report_masses(int layer, const Pass& pass);

@@ -390,6 +390,10 @@ ForwardWork CudaContext::forward(const Step& step, const Rope& rope, LogitRows r
   std::vector<float> some, together;
   std::size_t most = 0;
   forward_begin_ = tokens_;
+  // Pieces that count on the host already are given up with a later one that fails.
+  if (!states_.empty() && all.kv != nullptr && all.kv->recurrent().tokens() == tokens_ &&
+      std::ssize(all.tokens) > std::min(most_tokens(step), options_.chunk))
+    all.kv->recurrent().keep();
   for (std::size_t at = 0; at < all.tokens.size(); at += most) {
     most = static_cast<std::size_t>(std::min(most_tokens(step), options_.chunk));
     const SequenceTokens part = {all.tokens.subspan(at, std::min(most, all.tokens.size() - at)), all.kv,

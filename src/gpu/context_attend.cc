@@ -311,10 +311,8 @@ void CudaContext::attend_lists(const cuda::Queries& queries, const cuda::RowList
 void CudaContext::audit(int layer, const Run& run) {
   const std::int64_t d = config_.head_dim, count = std::int64_t{run.count} * config_.query_heads * d,
                      bytes = count * std::int64_t{sizeof(float)};
-  if (host_outputs_.bytes() < bytes) {
-    host_outputs_ = cuda::PinnedBuffer(bytes);
-    host_exact_ = cuda::PinnedBuffer(bytes);
-  }
+  if (host_outputs_.bytes() < bytes) host_outputs_ = cuda::PinnedBuffer(bytes);
+  if (host_exact_.bytes() < bytes) host_exact_ = cuda::PinnedBuffer(bytes);
   const std::span<float> outputs = {host_outputs_.as<float>(), static_cast<std::size_t>(count)};
   cuda::copy(outputs.data(), attention_.as<void>(), bytes, stream_.get());
   if (run.reach == Reach::split) {

@@ -514,7 +514,7 @@ void CudaModel::take_widened(const Weight& weight, std::int64_t stride, std::byt
   if (weight.data == nullptr)
     throw InputError(
         fmt::format("expected random weights of F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, "
-                    "Q5_K, Q6_K or MXFP4, found {}",
+                    "Q5_K, Q6_K or MXFP4, matrices of experts in multiples of 8 rows, found {}",
                     name_of(weight.type)));
   const std::string name(name_of(weight.type));
   if (remark_.find(name) == std::string::npos)

@@ -388,6 +388,27 @@ LODE_TEST(experts_layer) {
   }
 }
 
+LODE_TEST(experts_few_behind_many) {
+  // A row goes through the same experts whatever numbers of rows came before it.
+  Stream stream;
+  for (const RouterPlan& plan : {RouterPlan{.count = 32, .used = 4}, RouterPlan{.count = 128, .used = 8}}) {
+    const TestLayer layer(plan, 160, 96, {none, none, none, DType::bf16}, false);
+    Linear linear(stream.get(), Precision::fast);
+    linear.reserve(700, 160, 192, 160, 160);
+    const std::vector<float> row = test::normal(160, 5), rows = test::normal(700 * 160, 6);
+    const auto behind = [&](std::int64_t before) {
+      Experts experts(linear, stream.get(), Precision::fast);
+      experts.reserve(layer.sizes(), 700);
+      const OnDevice<float> many(rows), one(row);
+      if (before > 0) experts.add(layer.a, before, many.get());
+      for (int time = 0; time < 2; ++time) experts.add(layer.a, 1, one.get());
+      return one.read(stream);
+    };
+    const std::vector<float> expected = behind(0);
+    for (const std::int64_t n : {9, 40, 60, 84, 100, 130, 200, 400, 700}) LODE_CHECK(behind(n) == expected);
+  }
+}
+
 LODE_TEST(experts_sizes) {
   // Widths that no tile of products divides, more experts than a panel holds, and rows that all choose one expert.
   Stream stream;

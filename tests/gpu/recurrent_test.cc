@@ -218,6 +218,32 @@ TEST_F(GpuRecurrent, AConversationGoesOnOrBeginsAnew) {
   EXPECT_EQ(answers[1], answers[0]);
 }
 
+/// A question that begins otherwise leaves nothing of the one before, though it is too short to write over all of it.
+TEST_F(GpuRecurrent, AnotherConversationHasNothingOfTheOneBefore) {
+  NEEDS_GPU();
+  Scheduler scheduler(model_, {.max_sequences = 2});
+  const auto text = document(Device::cuda);
+  const auto ask = [&](std::vector<TokenId> prompt, int tokens, std::shared_ptr<SequenceCache> cache) {
+    Request asked = request(text, 0);
+    asked.prompt = std::move(prompt);
+    asked.options.max_new_tokens = tokens;
+    asked.cache = std::move(cache);
+    return scheduler.submit(asked).result.get().generation.tokens;
+  };
+  const auto prompt_of = [](TokenId first, int tokens) {
+    std::vector<TokenId> prompt;
+    for (TokenId i = 0; i < tokens; ++i) prompt.push_back((first + 5 * i) % 60 + 1);
+    return prompt;
+  };
+  const auto cache = std::make_shared<SequenceCache>();
+  ask(prompt_of(3, 10), 2, cache);
+  std::vector<TokenId> other = prompt_of(17, 20);
+  ask(other, 1, cache);
+  other.resize(15);
+  other.insert(other.end(), {9, 33, 4});
+  EXPECT_EQ(ask(other, 8, cache), ask(other, 8, std::make_shared<SequenceCache>()));
+}
+
 TEST_F(GpuRecurrent, WhatIsNotThereIsRefused) {
   NEEDS_GPU();
   const auto with = [&](ContextOptions options) {

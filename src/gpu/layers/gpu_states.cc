@@ -52,6 +52,7 @@ const float* GpuStates::at(std::int64_t tokens) const {
 cuda::DeltaRows GpuStates::next(std::int64_t begin, std::int64_t tokens, std::int32_t first,
                                 std::int32_t count, const float* from) {
   const float* const here = at(tokens);
+  if (here == nullptr) tokens_[0] = tokens_[1] = kGone;  // those of another text's tokens
   const float* const before = here != nullptr ? here : from;
   LODE_ASSERT(before != nullptr);
   const bool written = tokens > begin;  // by this call

@@ -142,7 +142,9 @@ void attend_some(const Queries& queries, const StridedKv& kv, const StridedLists
   StridedParams s = {.attend = {.queries = queries}, .kv = kv, .lists = lists};
   s.in = {static_cast<unsigned>(kv.k_row / 16), kv.v - kv.k};
   s.attend.lists_per_head = lists.begins != nullptr ? std::max(1, lists.per_token / kv_heads) : 1;
-  share_out(s.attend, lists.begins != nullptr ? lists.longest : kv.rows, workspace, stream);
+  // Of others' streams nobody knows how many run at once, nor where a graph is replayed.
+  share_out(s.attend, lists.begins != nullptr ? lists.longest : kv.rows, workspace, stream,
+            /*may_wait=*/false);
   if (takes_tiles(queries, kv)) {
     if (queries.layout.type == DType::bf16 && launch_for<__nv_bfloat16>(s, stream)) return;
     if (queries.layout.type == DType::f16 && launch_for<__half>(s, stream)) return;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/out_of_memory.h"
@@ -116,6 +117,13 @@ struct Workspace::Piece {
   std::uint64_t stream = 0;
   Buffer buffer;
   std::mutex mutex;
+  bool in_graph = false;  ///< a graph may be replayed with this buffer as long as the process lives
+
+  ~Piece() { let_go(); }
+  /// What a graph has is never freed.
+  void let_go() {
+    if (std::exchange(in_graph, false)) static_cast<void>(new Buffer(std::move(buffer)));
+  }
 };
 
 Workspace::Workspace(std::int64_t bytes, const CallerStream& stream) {
@@ -140,8 +148,12 @@ Workspace::Workspace(std::int64_t bytes, const CallerStream& stream) {
     if (held->size() > kMostHeld) held->erase(held->begin());
   }
   lock_ = std::unique_lock(piece_->mutex);
-  if (piece_->buffer.bytes() >= bytes) return;
+  if (piece_->buffer.bytes() >= bytes) {
+    piece_->in_graph |= is_captured(stream.stream);
+    return;
+  }
   check_not_captured(stream);
+  piece_->let_go();
   piece_->buffer = Buffer(bytes, "the workspace of a stream");
   fill(piece_->buffer.as<void>(), 0, bytes, stream.stream);
 }

@@ -287,14 +287,15 @@ std::int64_t routing_bytes(std::int64_t rows, const RouterPlan& plan) {
 
 Routing routing_in(void* memory, std::int64_t rows, const RouterPlan& plan) {
   const std::int64_t slots = std::max<std::int64_t>(rows * plan.used, kFewSlots), listed = most_listed(plan);
-  int* const at = static_cast<int*>(memory);
+  // The count of arrivals comes first: there it stays zero whatever numbers of rows other calls had.
+  int* const at = static_cast<int*>(memory) + 1;
   return {.slot_expert = at,
           .slot_weight = reinterpret_cast<const float*>(at + slots),
           .order = at + 2 * slots,
           .groups = at + 3 * slots + 2 * listed + 1,
           .expert = at + 3 * slots,
           .begin = at + 3 * slots + listed,
-          .arrived = reinterpret_cast<unsigned*>(at + 3 * slots + 2 * listed + 2),
+          .arrived = static_cast<unsigned*>(memory),
           .used = plan.used};
 }
 
@@ -302,6 +303,11 @@ void route(const RouterPlan& plan, const RouterInput& input, std::int64_t n, con
            StreamHandle stream) {
   if (n == 0) return;
   const auto bytes = static_cast<std::size_t>(scratch_words(plan) * 4);
+  static PerDevice<bool> prepared;
+  prepared.get([] {
+    LODE_CUDA(cudaFuncSetAttribute(choose_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 96 * 1024));
+    return true;
+  });
   choose_kernel<<<static_cast<unsigned>(n), 32, bytes, stream>>>(plan, input, places_of(to));
   LODE_LAUNCHED();
   sort_many_kernel<<<static_cast<unsigned>(plan.count), kThreads, 0, stream>>>(
