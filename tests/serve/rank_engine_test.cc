@@ -215,7 +215,7 @@ TEST(RankEngine, AStepThatFailsOnOneRankFailsOnAllAndTheyGoOn) {
 
 TEST(RankEngine, AReadingAndAnOpeningThatAreInterruptedSayWhoEndsTheRanks) {
   const test::ContextsFolder folder;
-  const auto reason = testing::HasSubstr("the launcher ends them");
+  const auto reason = testing::HasSubstr("is ending all ranks");
   std::atomic<int> failing = 0;
   serve_over(2, folder.path(),
              [](EngineBackend& backend) { EXPECT_EQ(test::store(backend, "d0", lisbon(18)), ""); });
