@@ -2,19 +2,27 @@
 // Whether numbers are numbers.
 #pragma once
 
-#include <bit>
+#include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
 
 namespace lode {
 
-/// Without a branch, so that the compiler takes many at a time: a step looks through as many logits as the vocabulary has.
+/// Of n numbers whose exponent has these bits: an exponent of all ones is infinity or NaN. The flag is as wide as the word
+/// and never leaves the loop, so that the loop becomes vector instructions and runs at the speed of memory.
+template <class Word>
+bool all_finite(const std::byte* data, std::int64_t n, Word exponent) {
+  Word bad = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    Word word;
+    std::memcpy(&word, data + i * static_cast<std::int64_t>(sizeof(Word)), sizeof word);
+    bad = static_cast<Word>(bad | ((word & exponent) == exponent ? ~Word{0} : Word{0}));
+  }
+  return bad == 0;
+}
 inline bool all_finite(std::span<const float> numbers) {
-  constexpr std::uint32_t kExponent = 0x7f800000u;  // all its bits: infinite, or no number
-  std::uint32_t broken = 0;
-  for (const float x : numbers)
-    broken |= (std::bit_cast<std::uint32_t>(x) & kExponent) == kExponent ? 1u : 0u;
-  return broken == 0;
+  return all_finite<std::uint32_t>(std::as_bytes(numbers).data(), std::ssize(numbers), 0x7f800000u);
 }
 
 }  // namespace lode

@@ -114,7 +114,8 @@ std::int64_t bytes_of_experts(const LayerWeights& w) {
   const ExpertWeights& e = w.experts.front();
   for (const Weight* one : {&e.gate, &e.up, &e.down}) bytes += padded_experts(*one, w.experts.size());
   for (const Weight* one : {&e.gate_bias, &e.up_bias, &e.down_bias})
-    bytes += aligned(one->cols * std::ssize(w.experts) * std::int64_t{sizeof(float)}) * (one->rows > 0);
+    bytes +=
+        aligned(one->cols * std::ssize(w.experts) * std::int64_t{sizeof(float)});  // none have no columns
   return bytes;
 }
 
@@ -210,14 +211,12 @@ cuda::DeviceWeight rows_of(const cuda::DeviceWeight& whole, const OutputRows& ro
 }
 
 /// Matrices that lie one behind the other as one; none where they do not.
-cuda::DeviceWeight in_one(std::initializer_list<const cuda::DeviceWeight*> parts) {
+cuda::DeviceWeight in_one(std::span<const cuda::DeviceWeight* const> parts) {
   cuda::DeviceWeight all = **parts.begin();
-  all.rows = 0;
-  const auto* end = static_cast<const std::byte*>(all.data);
-  for (const cuda::DeviceWeight* const part : parts) {
-    if (part->tiled() || part->type != all.type || part->data != end || end == nullptr) return {};
+  if (all.tiled()) return {};
+  for (const cuda::DeviceWeight* const part : parts.subspan(1)) {
+    if (!cuda::continues(all, *part)) return {};
     all.rows += part->rows;
-    end += part->rows * part->cols * bytes_of(part->type);
   }
   return all;
 }
@@ -458,7 +457,8 @@ CudaModel::Delta CudaModel::take_delta(const DeltaWeights& w, bool decay_log) {
   const auto as_is = +[](float x) { return x; };
   const auto of_log = +[](float x) { return -std::exp(x); };
   Delta d = {.qkv = take(w.qkv), .z = take(w.z), .b = take(w.b), .a = take(w.a), .out = take(w.out)};
-  d.together = in_one({&d.qkv, &d.z, &d.b, &d.a});
+  const cuda::DeviceWeight* const parts[] = {&d.qkv, &d.z, &d.b, &d.a};
+  d.together = in_one(parts);
   d.conv = take_numbers(w.conv, 1.0f / static_cast<float>(std::max<std::int64_t>(w.conv.cols, 1)), as_is);
   d.dt_bias = take_numbers(w.dt_bias, 0.0f, as_is);
   d.rate = take_numbers(w.decay, -1.0f, decay_log ? of_log : as_is);

@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 
+#include "base/finite.h"
 #include "base/hash.h"
 #include "base/rng.h"
 #include "base/text.h"
@@ -77,19 +78,6 @@ void reorder_heads(ModelWeights& m, const ModelConfig& c, bool pairs,
   for (LayerWeights& w : m.layers)
     for (Weight* weight : {&w.q, &w.k, &w.q_bias, &w.k_bias, &w.q_norm, &w.k_norm})
       reorder(*weight, order, owned, pool);
-}
-
-/// An exponent of all ones is infinity or NaN. The flag is as wide as the word and never leaves the loop, so
-/// that the loop becomes vector instructions and runs at the speed of memory.
-template <class Word>
-bool all_finite(const std::byte* data, std::int64_t n, Word exponent) {
-  Word bad = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    Word word;
-    std::memcpy(&word, data + i * static_cast<std::int64_t>(sizeof(Word)), sizeof word);
-    bad = static_cast<Word>(bad | ((word & exponent) == exponent ? ~Word{0} : Word{0}));
-  }
-  return bad == 0;
 }
 
 bool finite(WeightType type, const std::byte* data, std::int64_t n) {

@@ -19,14 +19,6 @@ namespace {
 using test::OnDevice, test::TestTiles;
 using enum TileFormat;
 
-#define LODE_CHECK_ERROR(found, expected, allowed, label)                                     \
-  do {                                                                                        \
-    const double error_ = test::relative_error(found, expected);                              \
-    if (!(error_ <= (allowed)))                                                               \
-      test::fail(__FILE__, __LINE__,                                                          \
-                 std::string(#found) + ": " + (label) + ": error " + std::to_string(error_)); \
-  } while (0)
-
 struct Chosen {
   std::vector<int> expert;
   std::vector<double> weight;

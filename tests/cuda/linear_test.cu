@@ -96,14 +96,6 @@ std::string what(Precision precision, DType type, std::int64_t n) {
   return std::string(precision == Precision::exact ? "exact " : "fast ") + std::string(name_of(type)) +
          " rows " + std::to_string(n);
 }
-#define LODE_CHECK_ERROR(found, expected, allowed, label)                                   \
-  do {                                                                                      \
-    const double error_ = test::relative_error(found, expected);                            \
-    if (!(error_ <= (allowed)))                                                             \
-      test::fail(__FILE__, __LINE__,                                                        \
-                 std::string(#found) + ": " + label + ": error " + std::to_string(error_)); \
-  } while (0)
-
 LODE_TEST(linear_library) {
   Stream stream;
   std::printf("  cuBLASLt: %s\n", Linear(stream.get(), Precision::fast).library().c_str());

@@ -11,6 +11,7 @@
 #include <random>
 #include <vector>
 
+#include "harness.h"
 #include "kernels/cuda/device/device.h"
 #include "lodestone/types.h"
 
@@ -82,3 +83,12 @@ inline double relative_error(const std::vector<float>& found, const std::vector<
 }
 
 }  // namespace lode::cuda::test
+
+/// Fails where the relative error is larger than allowed, or no number.
+#define LODE_CHECK_ERROR(found, expected, allowed, label)                                                   \
+  do {                                                                                                      \
+    const double error_ = ::lode::cuda::test::relative_error(found, expected);                              \
+    if (!(error_ <= (allowed)))                                                                             \
+      ::lode::cuda::test::fail(__FILE__, __LINE__,                                                          \
+                               std::string(#found) + ": " + (label) + ": error " + std::to_string(error_)); \
+  } while (0)

@@ -50,14 +50,6 @@ double tolerance(Precision precision, std::int64_t n) {
   return precision == Precision::exact ? 2e-6 : n <= kTiledRows ? 1e-4 : 6e-3;
 }
 
-#define LODE_CHECK_ERROR(found, expected, allowed, label)                                     \
-  do {                                                                                        \
-    const double error_ = test::relative_error(found, expected);                              \
-    if (!(error_ <= (allowed)))                                                               \
-      test::fail(__FILE__, __LINE__,                                                          \
-                 std::string(#found) + ": " + (label) + ": error " + std::to_string(error_)); \
-  } while (0)
-
 LODE_TEST(tiles_values) {
   Stream stream;
   for (const TileFormat f : kFormats) {

@@ -13,9 +13,6 @@ namespace {
 
 constexpr int kThreads = 256;
 
-Vector vector_of(const DeviceWeight& w) {
-  return {w.data, w.type};
-}
 std::int64_t rounded_up(std::int64_t bytes) {
   return (bytes + 255) / 256 * 256;
 }

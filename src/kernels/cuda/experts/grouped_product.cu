@@ -233,11 +233,6 @@ void launch_matrix(const GroupedProduct& p, StreamHandle stream) {
 
 // ---- Few rows: a warp has a row of the matrices at a time.
 
-__device__ __forceinline__ float sum_of_warp(float x) {
-  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
-  return x;
-}
-
 template <class W>
 __global__ __launch_bounds__(kThreads) void few_kernel(const GroupedProduct p, bool packed) {
   const int group = static_cast<int>(blockIdx.y), lane = static_cast<int>(threadIdx.x) % 32;
@@ -284,17 +279,6 @@ void launch_few(const GroupedProduct& p, int most_groups, StreamHandle stream) {
                      most = std::max(8 * device_shape().multiprocessors / most_groups, 1);
   const dim3 grid(static_cast<unsigned>(std::min(wanted, most)), static_cast<unsigned>(most_groups));
   few_kernel<W><<<grid, kThreads, 0, stream>>>(p, packed);
-}
-
-/// Calls body with a null pointer of the type.
-template <class Body>
-void with_type(DType type, const Body& body) {
-  if (type == DType::bf16)
-    body(static_cast<const __nv_bfloat16*>(nullptr));
-  else if (type == DType::f16)
-    body(static_cast<const __half*>(nullptr));
-  else
-    body(static_cast<const float*>(nullptr));
 }
 
 }  // namespace

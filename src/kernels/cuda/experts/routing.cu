@@ -5,10 +5,10 @@
 #include <algorithm>
 
 #include "kernels/cuda/device/check.cuh"
-#include "kernels/cuda/device/element.cuh"
 #include "kernels/cuda/device/hopper.cuh"
 #include "kernels/cuda/device/per_device.h"
 #include "kernels/cuda/experts/routing.h"
+#include "kernels/cuda/linear/linear_steps.cuh"
 
 namespace lode::cuda {
 
@@ -25,10 +25,6 @@ __device__ __forceinline__ unsigned order_of(float x) {
   return bits >> 31 != 0 ? ~bits : bits | 0x80000000u;
 }
 
-__device__ __forceinline__ float sum_of_warp(float x) {
-  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
-  return x;
-}
 __device__ __forceinline__ float largest_of_warp(float x) {
   for (int offset = 16; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, offset));
   return x;
@@ -132,15 +128,8 @@ __device__ void choose(const RouterPlan& plan, const RouterInput& in, std::int64
   for (int j = lane; j < plan.used; j += 32) to.weight[j] = weights[j] / divisor * plan.scale;
 }
 
-/// What a routing points to, to be written.
-struct Places {
-  int *slot_expert, *order, *groups, *expert, *begin;
-  float* slot_weight;
-  unsigned* arrived;
-};
-
 /// Sorts up to kFewSlots slots by expert and lists the experts; each thread has a slot.
-__device__ void sort_few(const int* chosen, int slots, const Places& to) {
+__device__ void sort_few(const int* chosen, int slots, const Routing& to) {
   __shared__ int expert[kFewSlots];
   __shared__ bool first[kFewSlots];
   const int i = static_cast<int>(threadIdx.x), own = i < slots ? chosen[i] : 0;
@@ -191,7 +180,7 @@ __device__ bool is_last(unsigned* arrived) {
 
 /// A block makes the logit of one expert for one row; the last one chooses for all rows and sorts.
 __global__ __launch_bounds__(kThreads) void route_few_kernel(const RouterPlan plan, const RouterRows in,
-                                                             float* logits, const Places to) {
+                                                             const Routing to) {
   extern __shared__ float scratch[];
   __shared__ float2 shared[kWarps];
   __shared__ int chosen[kFewSlots];
@@ -206,7 +195,7 @@ __global__ __launch_bounds__(kThreads) void route_few_kernel(const RouterPlan pl
   }
   sums = sums_of_block(sums, shared);
   if (threadIdx.x == 0)
-    logits[row * plan.count + expert] = sums.x / sqrtf(sums.y / static_cast<float>(hidden) + in.eps);
+    in.input.logits[row * plan.count + expert] = sums.x / sqrtf(sums.y / static_cast<float>(hidden) + in.eps);
   if (!is_last(to.arrived)) return;
   const int warp = static_cast<int>(threadIdx.x) / 32, n = static_cast<int>(gridDim.y);
   if (warp < n) {
@@ -220,7 +209,7 @@ __global__ __launch_bounds__(kThreads) void route_few_kernel(const RouterPlan pl
 }
 
 __global__ __launch_bounds__(32) void choose_kernel(const RouterPlan plan, const RouterInput in,
-                                                    const Places to) {
+                                                    const Routing to) {
   extern __shared__ float scratch[];
   const std::int64_t first = std::int64_t{blockIdx.x} * plan.used;
   choose(plan, in, blockIdx.x, scratch, {to.slot_expert + first, to.slot_weight + first},
@@ -242,7 +231,7 @@ __device__ int2 count_yes(bool yes, int* shared /*[kWarps]*/) {
   return count;
 }
 
-__global__ __launch_bounds__(kThreads) void sort_many_kernel(int slots, const Places to) {
+__global__ __launch_bounds__(kThreads) void sort_many_kernel(int slots, const Routing to) {
   __shared__ int shared[kWarps];
   const int own = static_cast<int>(blockIdx.x);
   int begin = 0;
@@ -264,16 +253,6 @@ __global__ __launch_bounds__(kThreads) void sort_many_kernel(int slots, const Pl
   if (blockIdx.x + 1 == gridDim.x) to.begin[own + 1] = slots, *to.groups = own + 1;
 }
 
-Places places_of(const Routing& r) {
-  return {const_cast<int*>(r.slot_expert),
-          const_cast<int*>(r.order),
-          const_cast<int*>(r.groups),
-          const_cast<int*>(r.expert),
-          const_cast<int*>(r.begin),
-          const_cast<float*>(r.slot_weight),
-          r.arrived};
-}
-
 /// Experts that may be listed.
 std::int64_t most_listed(const RouterPlan& plan) {
   return std::max(plan.count, kFewSlots);
@@ -290,7 +269,7 @@ Routing routing_in(void* memory, std::int64_t rows, const RouterPlan& plan) {
   // The count of arrivals comes first: there it stays zero whatever numbers of rows other calls had.
   int* const at = static_cast<int*>(memory) + 1;
   return {.slot_expert = at,
-          .slot_weight = reinterpret_cast<const float*>(at + slots),
+          .slot_weight = reinterpret_cast<float*>(at + slots),
           .order = at + 2 * slots,
           .groups = at + 3 * slots + 2 * listed + 1,
           .expert = at + 3 * slots,
@@ -308,10 +287,10 @@ void route(const RouterPlan& plan, const RouterInput& input, std::int64_t n, con
     LODE_CUDA(cudaFuncSetAttribute(choose_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 96 * 1024));
     return true;
   });
-  choose_kernel<<<static_cast<unsigned>(n), 32, bytes, stream>>>(plan, input, places_of(to));
+  choose_kernel<<<static_cast<unsigned>(n), 32, bytes, stream>>>(plan, input, to);
   LODE_LAUNCHED();
   sort_many_kernel<<<static_cast<unsigned>(plan.count), kThreads, 0, stream>>>(
-      static_cast<int>(n * plan.used), places_of(to));
+      static_cast<int>(n * plan.used), to);
   LODE_LAUNCHED();
 }
 
@@ -327,8 +306,8 @@ void route_few(const RouterPlan& plan, const RouterRows& rows, std::int64_t n, c
     return true;
   });
   const dim3 grid(static_cast<unsigned>(plan.count), static_cast<unsigned>(n));
-  EarlyLaunch(grid, kThreads, scratch_words(plan) * 4 * static_cast<int>(n), 1, stream)(
-      route_few_kernel, plan, rows, const_cast<float*>(rows.input.logits), places_of(to));
+  EarlyLaunch(grid, kThreads, scratch_words(plan) * 4 * static_cast<int>(n), 1, stream)(route_few_kernel,
+                                                                                        plan, rows, to);
 }
 
 }  // namespace lode::cuda

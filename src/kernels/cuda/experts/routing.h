@@ -12,14 +12,14 @@ namespace lode::cuda {
 
 /// Device memory. Experts are listed in ascending order.
 struct Routing {
-  const int* slot_expert = nullptr;    // [n * used]
-  const float* slot_weight = nullptr;  // [n * used]
-  const int* order = nullptr;          // [n * used] slots, those of an expert side by side, ascending
-  const int* groups = nullptr;         // [1] how many experts are listed
-  const int* expert = nullptr;         // [groups]
-  const int* begin = nullptr;          // [groups + 1] of its slots in `order`
-  unsigned* arrived = nullptr;         // [1] zero before a call and behind it
-  int used = 0;                        ///< slots of a token
+  int* slot_expert = nullptr;    // [n * used]
+  float* slot_weight = nullptr;  // [n * used]
+  int* order = nullptr;          // [n * used] slots, those of an expert side by side, ascending
+  int* groups = nullptr;         // [1] how many experts are listed
+  int* expert = nullptr;         // [groups]
+  int* begin = nullptr;          // [groups + 1] of its slots in `order`
+  unsigned* arrived = nullptr;   // [1] zero before a call and behind it
+  int used = 0;                  ///< slots of a token
 };
 
 /// A router, as ExpertPlan of layer_plan.h says of each.
@@ -33,7 +33,7 @@ struct RouterPlan {
 
 /// Logits of the router and what is added to them; null where there is none.
 struct RouterInput {
-  const float* logits = nullptr;       // [n, E]
+  float* logits = nullptr;             // [n, E]
   const float* bias = nullptr;         // [E] of the logits
   const float* choice_bias = nullptr;  // [E] of scores, for the choice alone
 };

@@ -15,22 +15,6 @@ namespace lode::cuda {
 
 namespace {
 
-Vector vector_of(const DeviceWeight& w) {
-  return {w.data, w.type};
-}
-
-/// Calls body with a null pointer of the weight's type.
-template <class Body>
-void with_type(DType type, const Body& body) {
-  if (type == DType::bf16)
-    body(static_cast<const __nv_bfloat16*>(nullptr));
-  else if (type == DType::f16)
-    body(static_cast<const __half*>(nullptr));
-  else if (type == DType::f32)
-    body(static_cast<const float*>(nullptr));
-  else
-    throw RunError("expected weights of type f32, f16 or bf16, found " + std::string(name_of(type)));
-}
 template <class T>
 const T* as(const DeviceWeight& w, const T*) {
   return static_cast<const T*>(w.data);
@@ -55,15 +39,6 @@ std::int64_t bytes_of_scratch(const Widths& w) {
 bool same_type(std::initializer_list<const DeviceWeight*> all) {
   return std::all_of(all.begin(), all.end(),
                      [&](const DeviceWeight* w) { return !w->tiled() && w->type == (*all.begin())->type; });
-}
-
-/// Whether b's rows lie behind those of a as if they were a's.
-bool continues(const DeviceWeight& a, const DeviceWeight& b) {
-  if (a.format != b.format || a.cols != b.cols || (!a.tiled() && a.type != b.type) || a.rows % kTileRows != 0)
-    return false;
-  const std::int64_t bytes =
-      a.tiled() ? tiled_bytes(a.format, a.rows, a.cols) : a.rows * a.cols * bytes_of(a.type);
-  return static_cast<const char*>(a.data) + bytes == b.data;
 }
 
 template <class W>
@@ -243,7 +218,7 @@ void Linear::qkv(const QkvArguments& a, const Queries& where) {
   };
   std::vector<Part> parts = {{a.q, q}};
   for (const Part& next : {Part{a.k, k}, Part{a.v, v}}) {
-    if (n == 1 && continues(parts.back().w, next.w))
+    if (n == 1 && parts.back().w.rows % kTileRows == 0 && continues(parts.back().w, next.w))
       parts.back().w.rows += next.w.rows;  // as one matrix, whose outputs of one row lie side by side
     else
       parts.push_back(next);

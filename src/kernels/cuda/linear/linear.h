@@ -33,6 +33,15 @@ struct QueryGrowth {
   std::int64_t start = 1;
 };
 
+/// Whether b's rows lie behind those of a as if they were a's.
+inline bool continues(const DeviceWeight& a, const DeviceWeight& b) {
+  if (a.data == nullptr || a.format != b.format || a.cols != b.cols || (!a.tiled() && a.type != b.type))
+    return false;
+  const std::int64_t bytes =
+      a.tiled() ? tiled_bytes(a.format, a.rows, a.cols) : a.rows * a.cols * bytes_of(a.type);
+  return static_cast<const char*>(a.data) + bytes == b.data;
+}
+
 /// What the products g and u of gate and up become: gelu_tanh(g) u, or g sigmoid(slope g) (u + offset) with g at most
 /// the limit and u within it. As it stands, SiLU.
 struct Activation {

@@ -88,11 +88,6 @@ __device__ __forceinline__ void add_column(const StepInput& in, const RowPair<W>
   }
 }
 
-__device__ __forceinline__ float sum_of_warp(float x) {
-  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
-  return x;
-}
-
 template <int N, class Step>
 __global__ __launch_bounds__(kThreads) void dot_kernel(const Step step, const StepInput in, bool packed) {
   using W = typename Step::Weight;

@@ -2,9 +2,28 @@
 // The kernels behind Linear, as host functions that enqueue them.
 #pragma once
 
+#include <string>
+
 #include "kernels/cuda/linear/linear_steps.cuh"
+#include "lodestone/error.h"
 
 namespace lode::cuda {
+
+inline Vector vector_of(const DeviceWeight& w) {
+  return {w.data, w.type};
+}
+/// Calls body with a null pointer of the weight's type.
+template <class Body>
+void with_type(DType type, const Body& body) {
+  if (type == DType::bf16)
+    body(static_cast<const __nv_bfloat16*>(nullptr));
+  else if (type == DType::f16)
+    body(static_cast<const __half*>(nullptr));
+  else if (type == DType::f32)
+    body(static_cast<const float*>(nullptr));
+  else
+    throw RunError("expected weights of type f32, f16 or bf16, found " + std::string(name_of(type)));
+}
 
 /// One step for 1 to kFusedRows rows, in float32, any weight type.
 template <class Step>

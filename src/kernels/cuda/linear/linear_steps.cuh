@@ -58,6 +58,12 @@ struct PlainStep {
   }
 };
 
+/// In every lane, in a fixed order.
+__device__ __forceinline__ float sum_of_warp(float x) {
+  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
+  return x;
+}
+
 /// tanh's approximation of GELU.
 __device__ __forceinline__ float gelu_tanh(float x) {
   return 0.5f * x * (1.0f + tanhf(0.7978845608f * (x + 0.044715f * x * x * x)));

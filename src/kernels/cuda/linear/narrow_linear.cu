@@ -17,10 +17,6 @@ constexpr int kThreads = 1024, kBothRows = 2 * kNarrowRows;
 constexpr int kMostFours = 8;  // columns of a row, in 4 * kThreads
 using Half = __nv_bfloat16;
 
-Vector vector_of(const DeviceWeight& w) {
-  return {w.data, w.type};
-}
-
 __device__ __forceinline__ void take_four(const float* from, float (&to)[4]) {
   const float4 x = *reinterpret_cast<const float4*>(from);
   to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
