@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/attend/merge_states.h"
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/hopper.cuh"
 
 namespace lode::cuda {
 
@@ -28,8 +29,11 @@ __global__ void merge_kernel(float* output, const float* lse, const float* other
 
 __global__ void sinks_kernel(float* output, float* lse, const float* sinks, int heads, int d) {
   const std::int64_t row = blockIdx.x;
-  const float mine = lse[row], sink = sinks[row % heads], peak = fmaxf(mine, sink);
+  const float sink = sinks[row % heads];
+  release_successor();
+  wait_for_predecessor();
   if (sink == -INFINITY) return;
+  const float mine = lse[row], peak = fmaxf(mine, sink);
   const float a = mine == -INFINITY ? 0.0f : expf(mine - peak), sum = a + expf(sink - peak);
   for (int i = threadIdx.x; i < d; i += kThreads) {
     float& x = output[row * d + i];
@@ -150,8 +154,8 @@ void merge_parts(const float* outputs, const float* lse, int parts, std::int64_t
 void merge_sinks(float* output, float* lse, const float* sinks, std::int64_t rows, int heads, int d,
                  StreamHandle stream) {
   if (rows == 0) return;
-  sinks_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(output, lse, sinks, heads, d);
-  LODE_LAUNCHED();
+  EarlyLaunch(dim3(static_cast<unsigned>(rows)), kThreads, 0, 1, stream)(sinks_kernel, output, lse, sinks,
+                                                                         heads, d);
 }
 
 void merge_states(float* output, const float* lse, const float* other, const float* other_lse,

@@ -52,6 +52,7 @@ struct Sum {
 
 __global__ __launch_bounds__(kThreads) void sum_kernel(const Sum in, const Routing routing, float* x) {
   const std::int64_t column = std::int64_t{blockIdx.x} * kThreads + threadIdx.x, token = blockIdx.y;
+  release_successor();
   wait_for_predecessor();
   if (column >= in.hidden) return;
   float sum = 0.0f;

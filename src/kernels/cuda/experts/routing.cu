@@ -164,19 +164,57 @@ __device__ float2 sums_of_block(float2 x, float2* shared /*[kWarps]*/) {
   return sum;
 }
 
-/// Whether this block is the last one of the grid to come here: then it sees what all others wrote before.
+/// Whether this block is the last one of the grid to come here: then it sees what the first threads of all others wrote
+/// before.
 __device__ bool is_last(unsigned* arrived) {
   __shared__ bool last;
-  __threadfence();
-  __syncthreads();
   if (threadIdx.x == 0) {
-    last = atomicAdd(arrived, 1u) + 1 == gridDim.x * gridDim.y;
+    unsigned before;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(arrived) : "memory");
+    last = before + 1 == gridDim.x * gridDim.y;
     if (last) *arrived = 0;
   }
   __syncthreads();
-  __threadfence();
   return last;
 }
+
+/// What a thread multiplies a row of the stream by: columns threadIdx.x + kThreads i. The first ones are fetched before the
+/// row is there.
+class RouterColumns {
+ public:
+  __device__ RouterColumns(const RouterRows& in, std::int64_t expert)
+      : gain_{in.norm.data, in.norm.type}, w_(in.w + expert * in.norm.cols), hidden_(in.norm.cols) {
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i)
+      if (column(i) < hidden_) held_gain_[i] = gain_[column(i)], held_[i] = w_[column(i)];
+  }
+  /// This thread's sums of products and of squares.
+  __device__ float2 sums(const float* x /*[D]*/) const {
+    float2 sums = {};
+    const auto add = [&](float x, float gain, float w) {
+      sums = {fmaf(x * gain, w, sums.x), fmaf(x, x, sums.y)};
+    };
+    float of_held[kHeld];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i)
+      if (column(i) < hidden_) of_held[i] = x[column(i)];
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i)
+      if (column(i) < hidden_) add(of_held[i], held_gain_[i], held_[i]);
+    for (std::int64_t at = column(kHeld); at < hidden_; at += kThreads) add(x[at], gain_[at], w_[at]);
+    return sums;
+  }
+
+ private:
+  static constexpr int kHeld = 12;
+  __device__ static std::int64_t column(int i) {
+    return std::int64_t{threadIdx.x} + kThreads * i;
+  }
+  const Vector gain_;
+  const float* const w_;
+  const std::int64_t hidden_;
+  float held_gain_[kHeld], held_[kHeld];
+};
 
 /// A block makes the logit of one expert for one row; the last one chooses for all rows and sorts.
 __global__ __launch_bounds__(kThreads) void route_few_kernel(const RouterPlan plan, const RouterRows in,
@@ -185,15 +223,10 @@ __global__ __launch_bounds__(kThreads) void route_few_kernel(const RouterPlan pl
   __shared__ float2 shared[kWarps];
   __shared__ int chosen[kFewSlots];
   const std::int64_t hidden = in.norm.cols, expert = blockIdx.x, row = blockIdx.y;
-  const Vector gain = {in.norm.data, in.norm.type};
+  release_successor();
+  const RouterColumns columns(in, expert);
   wait_for_predecessor();
-  float2 sums = {};  // of products and of squares
-#pragma unroll 4
-  for (std::int64_t i = threadIdx.x; i < hidden; i += kThreads) {
-    const float x = in.x[row * hidden + i];
-    sums = {fmaf(x * gain[i], in.w[expert * hidden + i], sums.x), fmaf(x, x, sums.y)};
-  }
-  sums = sums_of_block(sums, shared);
+  const float2 sums = sums_of_block(columns.sums(in.x + row * hidden), shared);
   if (threadIdx.x == 0)
     in.input.logits[row * plan.count + expert] = sums.x / sqrtf(sums.y / static_cast<float>(hidden) + in.eps);
   if (!is_last(to.arrived)) return;

@@ -97,6 +97,7 @@ __global__ void finish_heads_kernel(QkvStep<float> step, const HeadNorms norms, 
 #pragma unroll
   for (int p = 0; p < kMost; ++p)
     if (lane + 32 * p < half) known[p] = step.before(pair + lane + 32 * p, row);
+  release_successor();
   wait_for_predecessor();
   from += (row * heads + head) * d;
   const auto value = [&](int i) { return from[i] + bias.or_zero(std::int64_t{head} * d + i); };

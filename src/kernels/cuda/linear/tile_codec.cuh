@@ -38,7 +38,7 @@ __device__ __forceinline__ float half_of(unsigned both, int i) {
 template <bool Signed>
 struct Codes4 {
   static constexpr bool kSigned = Signed, kHalves = false;
-  static constexpr int kBytes = kCodeBytes4, kBits = 4;
+  static constexpr int kBytes = kCodeBytes4, kBits = 4, kBias = 0;  // kBias: that bytes are more than codes
   uint4 low;
   __device__ __forceinline__ void load(const char* tile, int lane, int u) {
     low = *reinterpret_cast<const uint4*>(tile + u * 512 + lane * 16);
@@ -88,7 +88,7 @@ struct Codes6 : Codes4<true> {
 
 struct Codes8 {
   static constexpr bool kSigned = true, kHalves = false;
-  static constexpr int kBytes = kTileRows * kTileColumns, kBits = 8;
+  static constexpr int kBytes = kTileRows * kTileColumns, kBits = 8, kBias = 0;
   uint4 raw[2];
   __device__ __forceinline__ void load(const char* tile, int lane, int u) {
 #pragma unroll
@@ -104,30 +104,31 @@ struct Codes8 {
   }
 };
 
-/// prmt as the hardware has it: selectors of 8 and above repeat a byte's highest bit.
+/// prmt as the hardware has it: a selector of 8 and above is the highest bit of a byte, repeated.
 __device__ __forceinline__ unsigned permute_or_repeat(unsigned a, unsigned b, unsigned selectors) {
   unsigned bytes;
   asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(a), "r"(b), "r"(selectors));
   return bytes;
 }
 
-/// Numbers of 4 bits: a sign, an exponent of 2 and a mantissa of 1 (E2M1), times two. Four magnitudes are looked up at
-/// once; the sign bit of each, repeated over its byte, turns those of negative ones. No code is a negative zero.
+/// Numbers of 4 bits: a sign, an exponent of 2 and a mantissa of 1 (E2M1), times two, as bytes of kBias more, so that no
+/// byte's highest bit is set: a look-up whose selector has the sign bit gives 0 then. So four numbers are what one table
+/// gives for those without the sign and another, with all signs turned, for those with it.
 struct CodesE2M1 {
-  static constexpr bool kSigned = true, kHalves = true;
-  static constexpr int kBytes = kCodeBytes4, kBits = 4;
-  static constexpr unsigned kLow = 0x03020100u, kHigh = 0x0c080604u;  // 0, 1, 2, 3, 4, 6, 8, 12
+  static constexpr bool kSigned = false, kHalves = true;
+  static constexpr int kBytes = kCodeBytes4, kBits = 4, kBias = 12;
+  // 12 + 0, 1, 2, 3, 4, 6, 8, 12; 12 less these
+  static constexpr unsigned kUp = 0x0f0e0d0cu, kFarUp = 0x18141210u, kDown = 0x090a0b0cu,
+                            kFarDown = 0x00040608u;
   uint4 raw;
   __device__ __forceinline__ void load(const char* tile, int lane, int u) {
     raw = *reinterpret_cast<const uint4*>(tile + u * 512 + lane * 16);
   }
   static constexpr int factor(int) { return 1; }
   __device__ __forceinline__ unsigned bytes(int i, int part, int word) const {
-    const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w}, w = words[2 * i + word];
-    const unsigned magnitude = __byte_perm(kLow, kHigh, (part == 0 ? w : w >> 16) & 0x7777u);
-    // The highest bit of a byte of w << 4 for even codes, of w for odd ones.
-    const unsigned negative = permute_or_repeat(w << 4, w, part == 0 ? 0xd9c8u : 0xfbeau);
-    return (magnitude ^ negative) + (negative & 0x01010101u);
+    const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w}, w = words[2 * i + word], turned = w ^ 0x88888888u;
+    return permute_or_repeat(kUp, kFarUp, part == 0 ? w : w >> 16) |
+           permute_or_repeat(kDown, kFarDown, part == 0 ? turned : turned >> 16);
   }
 };
 

@@ -27,13 +27,14 @@
 
 namespace lode::cuda::tiles {
 
-/// Group g of the columns is added to sum g % kSums; these are added in their order. A kernel has as many warps
-/// that multiply, or half as many with two sums each, and one warp more that finishes rows. The bits are the same.
+/// Group g of the columns is added to sum g % kSums; these are added in their order. A kernel has as many warps that
+/// multiply, or half as many or fewer with two sums each, and one warp more that finishes rows. The bits are the same.
 inline constexpr int kSums = 16;
 inline constexpr int kBuffers = 4;                     // twins whose sums may wait to be finished
 inline constexpr int kMostDepth = 4, kLeastDepth = 2;  // twins in a warp's ring
 inline constexpr int kBatch = 4;                       // groups of inputs that a warp has under way
 inline constexpr float kLargest = 32512.0f;            // 127 * 256
+inline constexpr int kOfSystem = 1024;  // bytes that a multiprocessor keeps for itself, of every block's
 
 /// 16 bytes to an address of shared memory.
 __device__ __forceinline__ void copy_async(unsigned to, const void* from) {
@@ -98,11 +99,18 @@ __device__ __forceinline__ void multiply(int (&c)[4], const unsigned (&a)[4], un
 /// The products of one input row with a group: sums[rows a, rows b] of this lane's two blocks.
 template <class C>
 __device__ __forceinline__ void multiply_row(const C (&scales)[2], const typename C::Codes (&codes)[2][2],
-                                             const char* input, float (&sums)[2]) {
+                                             const char* input, const Group& group, int lane,
+                                             float (&sums)[2]) {
   constexpr int kScales = C::kColumns == 16 ? 2 : 1;  // of a block of 32
+  constexpr int kBias = C::Codes::kBias;
+  static_assert(kBias == 0 || kScales == 1);
 #pragma unroll
   for (int part = 0; part < 2; ++part) {
     int c[kScales][4] = {};
+    if constexpr (kBias != 0) {
+      const int2 all = group.sums[lane % 4];
+      c[0][1] = c[0][3] = -kBias * (part == 0 ? all.x : all.y);
+    }
 #pragma unroll
     for (int u = 0; u < 2; ++u) {
       const uint4 x = *reinterpret_cast<const uint4*>(input + (2 * part + u) * 128);
@@ -139,8 +147,8 @@ __device__ __forceinline__ void multiply_group(const char* twin, const char* inp
   for (int r = 0; r < N; ++r) {
     if (N > 1 && r >= rows) break;
     float sums[2] = {};
-    multiply_row<C>(scales, codes, inputs + r * step, sums);
     const Group& x = groups[r];
+    multiply_row<C>(scales, codes, inputs + r * step, x, lane, sums);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float sum = scales[h].common() * sums[h];
@@ -150,7 +158,8 @@ __device__ __forceinline__ void multiply_group(const char* twin, const char* inp
   }
 }
 
-/// kExperts: a block multiplies rows of one expert's matrix by the rows that chose it.
+/// kExperts: a block multiplies rows of one expert's matrix by the rows that chose it. A warp has
+/// kSums / Warps sums; where that is two, plan.warps may be less than Warps.
 template <class C, int N, int Warps, bool kExperts>
 class Streamer {
  public:
@@ -161,26 +170,30 @@ class Streamer {
         shared_(*reinterpret_cast<Shared<N>*>(memory)),
         warp_(static_cast<int>(threadIdx.x) / 32),
         lane_(static_cast<int>(threadIdx.x) % 32),
+        warps_(Warps == kSums ? Warps : plan.warps),
         ring_(memory + kHeadBytes<N> + warp_ * plan.depth * kSlotBytes),
         ring_address_(shared_address(ring_) + static_cast<unsigned>(lane_) * 16),
-        inputs_(memory + kHeadBytes<N> + Warps * plan.depth * kSlotBytes),
+        inputs_(memory + kHeadBytes<N> + warps_ * plan.depth * kSlotBytes),
         groups_(reinterpret_cast<Group*>(inputs_ + plan.groups * N * 2 * kTileColumns)) {
     if constexpr (!kExperts) count_twins();
   }
 
   __device__ void run() {
+    float gain[8];
     if constexpr (kExperts) {
+      if (warp_ < warps_) read_gain(first_item().group, gain);
       if (!step_.experts.known) wait_for_predecessor();
       if (!take_expert()) return;
     }
     if (threadIdx.x == 0) {
       for (int i = 0; i < kBuffers; ++i) {
-        shared_.full[i].init(Warps);
+        shared_.full[i].init(warps_);
         shared_.empty[i].init(1);
       }
     }
-    if (threadIdx.x < kZeroBytes / 4) reinterpret_cast<unsigned*>(shared_.zeros)[threadIdx.x] = 0;
-    if (warp_ == Warps) {
+    for (unsigned i = threadIdx.x; i < kZeroBytes / 4; i += blockDim.x)
+      reinterpret_cast<unsigned*>(shared_.zeros)[i] = 0;
+    if (warp_ == warps_) {
       release_successor();
       __syncthreads();
       wait_for_predecessor();
@@ -189,8 +202,7 @@ class Streamer {
     }
     point_at_twin();
     for (int slot = 0; slot < plan_.depth; ++slot) load(slot);
-    float gain[8];
-    read_gain(first_item().group, gain);
+    if constexpr (!kExperts) read_gain(first_item().group, gain);
     release_successor();
     __syncthreads();
     wait_for_predecessor();
@@ -203,7 +215,7 @@ class Streamer {
     for (int i = 0; i < mine_; ++i) {
       for (int turn = 0; turn < plan_.turns; ++turn) {
         wait_for_slot();
-        const int group = turn * Warps + warp_;
+        const int group = turn * warps_ + warp_;
         if (group < plan_.groups)
           multiply_group<C, N>(ring_ + slot * kSlotBytes,
                                active ? mine + group * N * kRowBytes : shared_.zeros, active ? kRowBytes : 0,
@@ -236,17 +248,18 @@ class Streamer {
     if constexpr (kExperts) return rows_;
     return static_cast<int>(in_.n);
   }
-  /// Blocks are dealt to the experts that somebody chose, as many to each. False: there is none for this one.
+  /// Blocks are dealt to the experts that somebody chose, as many to each. False: there is none for this one. A single
+  /// row chose as many as it could, each once.
   __device__ bool take_expert() {
     const ExpertTiles& e = step_.experts;
-    const int experts = *e.routing.groups;
+    const int experts = N == 1 ? e.most_groups : *e.routing.groups;
     stride_ = static_cast<int>(gridDim.x) / max(experts, 1);
     const int group = static_cast<int>(blockIdx.x) / max(stride_, 1);
     if (group >= experts) return false;
     first_ = static_cast<int>(blockIdx.x) % stride_;
     expert_ = e.routing.expert[group];
-    const int begin = e.routing.begin[group];
-    rows_ = e.routing.begin[group + 1] - begin;
+    const int begin = N == 1 ? group : e.routing.begin[group];
+    rows_ = N == 1 ? 1 : e.routing.begin[group + 1] - begin;
     slots_ = e.routing.order + begin;
     count_twins();
     return mine_ > 0;
@@ -272,7 +285,7 @@ class Streamer {
   }
   /// The next group of this warp, both tiles.
   __device__ __forceinline__ void load(int slot) {
-    const int group = load_turn_ * Warps + warp_;
+    const int group = load_turn_ * warps_ + warp_;
     if (load_twin_ < mine_ && group < plan_.groups) {
       const unsigned to = ring_address_ + static_cast<unsigned>(slot * kSlotBytes);
       const char *const a = a_ + group * C::kBytes, *const b = b_ + group * C::kBytes;
@@ -300,11 +313,11 @@ class Streamer {
     __syncwarp();
   }
 
-  /// A group of an input row; a warp takes every Warps-th, rows one after the other.
+  /// A group of an input row; of `warps`, a warp takes every so many-th, rows one after the other.
   struct Item {
     int row, group;
-    __device__ __forceinline__ void advance(int groups) {
-      for (group += Warps; group >= groups; group -= groups) ++row;
+    __device__ __forceinline__ void advance(int warps, int groups) {
+      for (group += warps; group >= groups; group -= groups) ++row;
     }
   };
   /// What multiplies a group; it does not wait for the predecessor.
@@ -327,7 +340,7 @@ class Streamer {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         items[i] = at;
-        at.advance(plan_.groups);
+        at.advance(warps_, plan_.groups);
         if (items[i].row < rows()) read_eight(items[i].row, items[i].group, x[i]);
       }
 #pragma unroll
@@ -434,7 +447,7 @@ class Streamer {
           float sum = total_[k][r][h];
           sum += __shfl_xor_sync(~0u, sum, 1);
           sum += __shfl_xor_sync(~0u, sum, 2);
-          if (lane_ % 4 == 0) shared_.partial[buffer][k * Warps + warp_][r][g + 8 * h] = sum;
+          if (lane_ % 4 == 0) shared_.partial[buffer][k * warps_ + warp_][r][g + 8 * h] = sum;
           total_[k][r][h] = 0.0f;
         }
       }
@@ -492,6 +505,7 @@ class Streamer {
       if (row >= N) continue;
 #pragma unroll
       for (int w = 0; w < kSums; ++w) {
+        if (Warps < kSums && w >= 2 * warps_) break;
         a[k] += shared_.partial[buffer][w][row][g];
         b[k] += shared_.partial[buffer][w][row][g + 8];
       }
@@ -511,7 +525,7 @@ class Streamer {
   const StepInput& in_;
   const Plan& plan_;
   Shared<N>& shared_;
-  const int warp_, lane_;
+  const int warp_, lane_, warps_;
   char* const ring_;
   const unsigned ring_address_;
   char* const inputs_;
@@ -535,22 +549,46 @@ __global__ __launch_bounds__(Warps * 32 + 32,
   Streamer<Codec<F>, N, Warps, kExperts>(step, in, plan, memory).run();
 }
 
+/// As many warps as share `groups` evenly, up to `most`: a warp that has no group of a twin waits for those that have.
+/// More groups than sums need `most`, so that each comes to its sum.
+inline int warps_for(int groups, int most) {
+  if (most == kSums || groups > kSums) return most;
+  const int turns = (groups + most - 1) / most;
+  return (groups + turns - 1) / turns;
+}
+
 /// The deepest ring that leaves room for the inputs, and with few warps for a block of the kernel behind, which
 /// fills its own rings meanwhile; depth 0 where there is no room even for the least.
-inline Plan plan_for(std::int64_t cols, int head_bytes, int tile_bytes, int n, int warps) {
-  constexpr int kOfSystem = 1024;  // that a multiprocessor keeps for itself, of every block's
+inline Plan plan_for(std::int64_t cols, int head_bytes, int tile_bytes, int n, int most_warps) {
   const int whole = device_shape().shared_bytes, half = (whole + kOfSystem) / 2 - kOfSystem;
   Plan plan;
-  plan.warps = warps;
   plan.groups = static_cast<int>((cols + kTileColumns - 1) / kTileColumns);
-  plan.turns = (plan.groups + warps - 1) / warps;
-  for (const int room : {warps < kSums ? half : 0, whole}) {
+  plan.warps = warps_for(plan.groups, most_warps);
+  plan.turns = (plan.groups + plan.warps - 1) / plan.warps;
+  for (const int room : {most_warps < kSums ? half : 0, whole}) {
     for (plan.depth = kMostDepth; plan.depth >= kLeastDepth; --plan.depth) {
       if (shared_bytes(head_bytes, tile_bytes, n, plan) <= room) return plan;
     }
   }
   plan.depth = 0;
   return plan;
+}
+
+/// Blocks of so many bytes and warps that a multiprocessor has at once: two with all warps, more where they have fewer.
+inline int blocks_at_once(int bytes, int warps, int most_warps) {
+  const int threads = 2 * (kSums / 2 + 1), room = device_shape().shared_bytes + kOfSystem;
+  return most_warps == kSums ? 1 : std::max(1, std::min(threads / (warps + 1), room / (bytes + kOfSystem)));
+}
+
+/// Experts' weights are known late, and much that is read hides what the kernel behind waits for: then as many blocks
+/// as fit. Else half as many, and the kernel behind has room for its own.
+template <bool kExperts>
+int blocks_for(const TileStep& step, const Plan& plan, int bytes, int most_warps) {
+  const int units = device_shape().multiprocessors, fit = blocks_at_once(bytes, plan.warps, most_warps);
+  if constexpr (kExperts) return std::max(step.experts.most_groups, fit * units);
+  constexpr int kMany = 16;  // turns of a warp
+  const bool many = step.count / units * plan.turns >= kMany;
+  return std::min(step.count, (many ? fit : std::max(1, fit / 2)) * units);
 }
 
 template <TileFormat F, int N, int Warps, bool kExperts = false>
@@ -567,14 +605,12 @@ void launch_plan(const TileStep& step, const StepInput& input, const Plan& plan,
                                    cudaSharedmemCarveoutMaxShared));
     return true;
   });
-  // Experts' weights are known late: two blocks have more of them under way.
-  const int blocks = kExperts ? std::max(step.experts.most_groups, 2 * device_shape().multiprocessors)
-                              : std::min(step.count, device_shape().multiprocessors);
-  EarlyLaunch(dim3(static_cast<unsigned>(blocks)), Warps * 32 + 32,
-              shared_bytes(kHeadBytes<N>, Codec<F>::kBytes, N, plan), 1, stream)(kernel, step, input, plan);
+  const int bytes = shared_bytes(kHeadBytes<N>, Codec<F>::kBytes, N, plan),
+            blocks = blocks_for<kExperts>(step, plan, bytes, Warps);
+  EarlyLaunch(dim3(static_cast<unsigned>(blocks)), plan.warps * 32 + 32, bytes, 1, stream)(kernel, step,
+                                                                                           input, plan);
 }
 
-/// One row has few warps, so that the kernel behind has room beside it; more rows take more, where they fit.
 template <TileFormat F, int N>
 void launch(const TileStep& step, const StepInput& input, StreamHandle stream) {
   if constexpr (N > 1) {

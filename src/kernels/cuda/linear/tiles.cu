@@ -243,7 +243,7 @@ template <class C>
 __device__ __forceinline__ float4 values(unsigned bytes, int factor, float scale, float minimum) {
   if constexpr (C::Codes::kSigned) bytes ^= 0x80808080u;
   const float f = 1.0f / static_cast<float>(factor),
-              zero = -(8388608.0f + (C::Codes::kSigned ? 128.0f : 0.0f));
+              zero = -(8388608.0f + (C::Codes::kSigned ? 128.0f : 0.0f) + C::Codes::kBias);
   float x[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) x[i] = fmaf(scale, (byte_above_2_23(bytes, i) + zero) * f, -minimum);
