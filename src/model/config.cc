@@ -180,9 +180,17 @@ std::vector<TokenId> read_ids(const Json& json, const char* key, std::int64_t vo
   return ids;
 }
 
+/// What says how wide a feed-forward is. Models all of whose layers are mixtures may name their experts' alone.
+const char* width_key(const Json& json) {
+  for (const char* const key :
+       {"intermediate_size", "shared_expert_intermediate_size", "moe_intermediate_size"})
+    if (json_has(json, key)) return key;
+  return "intermediate_size";
+}
+
 void read_shape(const Json& json, ModelConfig& c, std::string_view where) {
   c.hidden = json_int(json, "hidden_size", where, 1, kMaxWidth);
-  c.intermediate = json_int(json, "intermediate_size", where, 1, kMaxWidth);
+  c.intermediate = json_int(json, width_key(json), where, 1, kMaxWidth);
   c.layers = static_cast<int>(json_int(json, "num_hidden_layers", where, 1, kMaxLayers));
   c.query_heads = static_cast<int>(json_int(json, "num_attention_heads", where, 1, kMaxHeads));
   c.kv_heads =
@@ -270,6 +278,28 @@ Json qwen3_moe_shape() {
           {"norm_topk_prob", true},
           {"vocab_size", 151936},
           {"rope_theta", 1e6},
+          {"max_position_embeddings", 1 << 20}};
+}
+
+Json qwen_hybrid_shape() {
+  return {{"architectures", {"Qwen3_5MoeForCausalLM"}},
+          {"hidden_size", 2048},
+          {"moe_intermediate_size", 512},
+          {"shared_expert_intermediate_size", 512},
+          {"num_hidden_layers", 40},
+          {"num_attention_heads", 16},
+          {"num_key_value_heads", 2},
+          {"head_dim", 256},
+          {"linear_num_key_heads", 16},
+          {"linear_num_value_heads", 32},
+          {"linear_key_head_dim", 128},
+          {"linear_value_head_dim", 128},
+          {"linear_conv_kernel_dim", 4},
+          {"num_experts", 256},
+          {"num_experts_per_tok", 8},
+          {"vocab_size", 248320},
+          {"rope_theta", 1e7},
+          {"partial_rotary_factor", 0.25},
           {"max_position_embeddings", 1 << 20}};
 }
 
@@ -382,6 +412,7 @@ ModelConfig named_shape(std::string_view name) {
   if (name == "llama-3.2-1b") return shape(16, 32, 8, 64, 8192, 128256);
   if (name == "olmoe-1b-7b") return config_of(olmoe_shape(), name);
   if (name == "qwen3-30b-a3b") return config_of(qwen3_moe_shape(), name);
+  if (name == "qwen3.6-35b-a3b") return config_of(qwen_hybrid_shape(), name);
   if (name == "gpt-oss-20b") return config_of(gpt_oss_shape(), name);
   if (name == "saap") return shape(1, 4, 1, 128, 14336, 128256);  // what a device of the paper has of a layer
   if (name == "pocket") {
@@ -392,11 +423,11 @@ ModelConfig named_shape(std::string_view name) {
   }
   std::array<int, 4> n = {};
   if (parse_spelled_shape(name, n)) return shape(n[0], n[1], n[2], n[3], std::int64_t{n[1]} * n[3] * 3, 4096);
-  throw InputError(
-      fmt::format("expected a shape llama-3.1-8b, llama-2-7b, llama-3.2-1b, olmoe-1b-7b, qwen3-30b-a3b, "
-                  "gpt-oss-20b, pocket, saap or one spelled out as L32q32kv8d128 (group 1 to 16, even d up "
-                  "to {}), found '{}'",
-                  kMaxHeadDim, name));
+  throw InputError(fmt::format(
+      "expected a shape llama-3.1-8b, llama-2-7b, llama-3.2-1b, olmoe-1b-7b, qwen3-30b-a3b, "
+      "qwen3.6-35b-a3b, gpt-oss-20b, pocket, saap or one spelled out as L32q32kv8d128 (group 1 to "
+      "16, even d up to {}), found '{}'",
+      kMaxHeadDim, name));
 }
 
 }  // namespace lode

@@ -67,7 +67,7 @@ ModelConfig read_config(const std::filesystem::path& model_dir);
 ModelConfig parse_config(std::string_view json, std::string_view where);
 
 /// Shapes by name for `--random` and `bench`: llama-3.1-8b, llama-2-7b, llama-3.2-1b, mixtures of experts (olmoe-1b-7b,
-/// qwen3-30b-a3b, gpt-oss-20b), pocket, saap or "L32q32kv8d128". InputError lists the names.
+/// qwen3-30b-a3b, qwen3.6-35b-a3b, gpt-oss-20b), pocket, saap or "L32q32kv8d128". InputError lists the names.
 ModelConfig named_shape(std::string_view name);
 
 }  // namespace lode

@@ -275,7 +275,7 @@ def write_gguf(folder: pathlib.Path, config, architecture: str, mxfp4: bool) -> 
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_feed_forward_length(getattr(config, "intermediate_size", SHAPE["intermediate_size"]))
     writer.add_head_count(config.num_attention_heads)
     latent = architecture == "deepseek2"
     if latent:
@@ -349,7 +349,10 @@ def wrap(folder: pathlib.Path) -> None:
 
 def make(name: str, family: str, architecture: str | None, overrides: dict, seed: int) -> None:
     torch.manual_seed(seed)
-    config = getattr(transformers, f"{family}Config")(**{**SHAPE, **overrides})
+    shape = {**SHAPE, **overrides}
+    if family == "Qwen3_5MoeText":  # its configurations give the width of experts alone
+        del shape["intermediate_size"]
+    config = getattr(transformers, f"{family}Config")(**shape)
     model = getattr(transformers, f"{family.replace('Text', '')}ForCausalLM")(config).eval()
     with torch.no_grad():
         plus_one = 0.0 if family.startswith(("Gemma", "Qwen3_5", "Qwen3Next")) else 1.0

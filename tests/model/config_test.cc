@@ -180,6 +180,7 @@ TEST(NamedShapes, KnownAndSpelledOut) {
   EXPECT_TRUE(named_shape("pocket").tied_embeddings);
   EXPECT_EQ(named_shape("olmoe-1b-7b").plan.experts.used, 8);
   EXPECT_EQ(named_shape("qwen3-30b-a3b").plan.experts.count, 128);
+  EXPECT_EQ(named_shape("qwen3.6-35b-a3b").plan.recurrent_floats().front(), 3 * 8192 + 128 * 4096);
   EXPECT_TRUE(named_shape("gpt-oss-20b").plan.sinks);
   const ModelConfig c = named_shape("L3q12kv4d96");
   EXPECT_EQ(c.layers, 3);

@@ -126,8 +126,11 @@ struct CodesE2M1 {
   }
   static constexpr int factor(int) { return 1; }
   __device__ __forceinline__ unsigned bytes(int i, int part, int word) const {
-    const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w}, w = words[2 * i + word], turned = w ^ 0x88888888u;
-    return permute_or_repeat(kUp, kFarUp, part == 0 ? w : w >> 16) |
+    const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w}, w = words[2 * i + word];
+    unsigned turned = w ^ 0x88888888u;
+    asm("" : "+r"(turned));  // one word for both parts
+    // One of both is 0: their sum, which other units make than those that look up.
+    return permute_or_repeat(kUp, kFarUp, part == 0 ? w : w >> 16) +
            permute_or_repeat(kDown, kFarDown, part == 0 ? turned : turned >> 16);
   }
 };

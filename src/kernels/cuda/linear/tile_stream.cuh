@@ -179,9 +179,9 @@ class Streamer {
   }
 
   __device__ void run() {
-    float gain[8];
+    Gains gains;
     if constexpr (kExperts) {
-      if (warp_ < warps_) read_gain(first_item().group, gain);
+      if (warp_ < warps_) read_gains(gains);
       if (!step_.experts.known) wait_for_predecessor();
       if (!take_expert()) return;
     }
@@ -202,11 +202,11 @@ class Streamer {
     }
     point_at_twin();
     for (int slot = 0; slot < plan_.depth; ++slot) load(slot);
-    if constexpr (!kExperts) read_gain(first_item().group, gain);
+    if constexpr (!kExperts) read_gains(gains);
     release_successor();
     __syncthreads();
     wait_for_predecessor();
-    stage(gain);
+    stage(gains);
     __syncthreads();
     // Column g of a product is the high or low part of block g / 2, whose columns lane t = g / 2 has.
     const bool active = lane_ / 8 == lane_ % 4;
@@ -268,7 +268,8 @@ class Streamer {
   /// Where row r of this block comes from, and where it goes.
   __device__ int input_row(int r) const {
     if constexpr (!kExperts) return r;
-    return step_.experts.by_slot ? slots_[r] : slots_[r] / step_.experts.routing.used;
+    if (step_.experts.by_slot) return slots_[r];
+    return N == 1 ? 0 : slots_[r] / step_.experts.routing.used;
   }
   __device__ int output_row(int r) const {
     if constexpr (!kExperts) return r;
@@ -320,7 +321,7 @@ class Streamer {
       for (group += warps; group >= groups; group -= groups) ++row;
     }
   };
-  /// What multiplies a group; it does not wait for the predecessor.
+  /// What multiplies a group's columns of a row.
   __device__ __forceinline__ void read_gain(int group, float (&gain)[8]) const {
     const std::int64_t at = std::int64_t{group} * kTileColumns + lane_ * 8;
 #pragma unroll
@@ -331,10 +332,22 @@ class Streamer {
     gain[4] = b.x, gain[5] = b.y, gain[6] = b.z, gain[7] = b.w;
   }
 
-  /// Quantises the inputs, a warp a group at a time; the first one's gain is there.
-  __device__ __forceinline__ void stage(float (&gain)[8]) {
+  /// Of the first groups; it does not wait for the predecessor.
+  static constexpr int kGains = 2;
+  using Gains = float[kGains][8];
+  __device__ __forceinline__ void read_gains(Gains& gains) const {
+    Item at = first_item();
+#pragma unroll
+    for (int i = 0; i < kGains; ++i) {
+      read_gain(at.group, gains[i]);
+      at.advance(warps_, plan_.groups);
+    }
+  }
+
+  /// Quantises the inputs, a warp a group at a time.
+  __device__ __forceinline__ void stage(Gains& gains) {
     bool known = true;
-    for (Item at = first_item(); at.row < rows();) {
+    for (Item at = first_item(); at.row < rows(); known = false) {
       float x[kBatch][8];
       Item items[kBatch];
 #pragma unroll
@@ -346,8 +359,8 @@ class Streamer {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         if (items[i].row >= rows()) break;
-        if (!known) read_gain(items[i].group, gain);
-        known = false;
+        float(&gain)[8] = gains[i % kGains];
+        if (!known || i >= kGains) read_gain(items[i].group, gain);
         stage_eight(items[i].row, items[i].group, x[i], gain);
       }
     }
@@ -574,21 +587,18 @@ inline Plan plan_for(std::int64_t cols, int head_bytes, int tile_bytes, int n, i
   return plan;
 }
 
-/// Blocks of so many bytes and warps that a multiprocessor has at once: two with all warps, more where they have fewer.
-inline int blocks_at_once(int bytes, int warps, int most_warps) {
-  const int threads = 2 * (kSums / 2 + 1), room = device_shape().shared_bytes + kOfSystem;
-  return most_warps == kSums ? 1 : std::max(1, std::min(threads / (warps + 1), room / (bytes + kOfSystem)));
-}
-
-/// Experts' weights are known late, and much that is read hides what the kernel behind waits for: then as many blocks
-/// as fit. Else half as many, and the kernel behind has room for its own.
-template <bool kExperts>
-int blocks_for(const TileStep& step, const Plan& plan, int bytes, int most_warps) {
-  const int units = device_shape().multiprocessors, fit = blocks_at_once(bytes, plan.warps, most_warps);
+/// As many blocks as fit where much is read: more of it is under way, and that hides what the kernel behind waits for.
+/// Experts' weights are known late besides. Else half as many, and the kernel behind has room for its own.
+template <bool kExperts, class Kernel>
+int blocks_for(const TileStep& step, const Plan& plan, int bytes, Kernel kernel) {
+  int fit = 0;
+  LODE_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fit, kernel, plan.warps * 32 + 32,
+                                                          static_cast<std::size_t>(bytes)));
+  const int units = device_shape().multiprocessors;
   if constexpr (kExperts) return std::max(step.experts.most_groups, fit * units);
-  constexpr int kMany = 16;  // turns of a warp
-  const bool many = step.count / units * plan.turns >= kMany;
-  return std::min(step.count, (many ? fit : std::max(1, fit / 2)) * units);
+  constexpr int kMany = 16;  // twins of a block
+  const bool much = plan.turns > 1 || step.count / units >= kMany;
+  return std::min(step.count, (much ? fit : std::max(1, fit / 2)) * units);
 }
 
 template <TileFormat F, int N, int Warps, bool kExperts = false>
@@ -606,7 +616,7 @@ void launch_plan(const TileStep& step, const StepInput& input, const Plan& plan,
     return true;
   });
   const int bytes = shared_bytes(kHeadBytes<N>, Codec<F>::kBytes, N, plan),
-            blocks = blocks_for<kExperts>(step, plan, bytes, Warps);
+            blocks = blocks_for<kExperts>(step, plan, bytes, kernel);
   EarlyLaunch(dim3(static_cast<unsigned>(blocks)), plan.warps * 32 + 32, bytes, 1, stream)(kernel, step,
                                                                                            input, plan);
 }
