@@ -183,7 +183,7 @@ LayerSelector::LayerSelector(const Spec& spec, const LayerGeometry& geometry, Se
 
 LayerSelector::~LayerSelector() {
   try {
-    used_.wait();  // pages are unmapped at once
+    used_.wait();                    // pages are unmapped at once
   } catch (const std::exception&) {  // the GPU failed, or the driver is gone
   }
 }

@@ -54,7 +54,6 @@ class LayerSelector {
 
   int device() const { return device_; }
   std::int64_t bytes() const;  ///< of GPU memory: the index and the layer's own blocks
-  std::int64_t built() const { return built_; }
 
   /// All rows are the context: indexes them, in place of what was there. Waits for the stream where the host takes part.
   void build(const CallerRows& rows, const cuda::CallerStream& stream);
