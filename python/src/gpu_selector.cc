@@ -189,7 +189,7 @@ nb::object SelectorOnGpu::select(const ArrayArgument& q, std::int64_t begin, con
   const cuda::OnDevice here(caller.at.device);
   nb::list sets;
   for (Chosen& chosen : all) sets.append(tuple_of(std::move(chosen), caller));
-  return std::move(sets);
+  return sets;
 }
 
 void SelectorOnGpu::observe(const ArrayArgument& q, std::int64_t begin, const GpuOptions& options) {

@@ -44,7 +44,7 @@ class PySelector {
  public:
   PySelector(const std::string& spec, int query_heads, int kv_heads, int head_dim, int layer,
              std::optional<float> scale, const std::optional<ArrayArgument>& inverse_frequencies,
-             float attention_scaling, std::uint64_t seed)
+             float attention_scaling, std::uint64_t seed, const std::string& fingerprint)
       : spec_(parse_spec(spec)), threads_(shared_threads()) {
     if (kv_heads < 1 || query_heads < kv_heads || query_heads % kv_heads != 0 || query_heads / kv_heads > 16)
       throw InputError("Selector: expected query heads that are 1 to 16 times the KV heads, found " +
@@ -69,7 +69,7 @@ class PySelector {
                  .covered = {}};
     const MethodInfo& info = find_method(spec_.name);
     if (!info.make) throw InputError("Selector: expected a sparse method, found '" + spec_.str() + "'");
-    selector_ = info.make(spec_, geometry_, "");
+    selector_ = info.make(spec_, geometry_, fingerprint);
     on_gpu_ = std::make_unique<SelectorOnGpu>(SelectorOnGpu::Host{spec_, geometry_, *selector_, mutex_});
   }
 
@@ -392,10 +392,11 @@ void bind_selector(nb::module_& m) {
                          "A method's index over one layer's keys, and the choice of keys for queries.\n\n"
                          "Calls take turns; the GIL is released while they compute.")
       .def(nb::init<const std::string&, int, int, int, int, std::optional<float>,
-                    const std::optional<ArrayArgument>&, float, std::uint64_t>(),
+                    const std::optional<ArrayArgument>&, float, std::uint64_t, const std::string&>(),
            nb::arg("spec"), nb::arg("query_heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
            nb::arg("layer") = 0, nb::arg("scale") = nb::none(), nb::arg("inverse_frequencies") = nb::none(),
            nb::arg("attention_scaling") = 1.0f, nb::arg("seed") = 0,
+           nb::arg("fingerprint") = "",
            "spec: 'name:key=value,...', a sparse method; query_heads: 1 to 16 times kv_heads; head_dim: "
            "even;\n"
            "layer: its number in the model, from 0; scale: of q.k, 1/sqrt(head_dim) by default;\n"
@@ -403,7 +404,8 @@ void bind_selector(nb::module_& m) {
            "before\n"
            "RoPE; without them keys are taken as they are; attention_scaling: RoPE's factor of keys and "
            "queries\n"
-           "(YaRN); seed: of methods that draw numbers.\n"
+           "(YaRN); seed: of methods that draw numbers; fingerprint: of the model (Model.fingerprint) that a trained\n"
+           "method's file must be for.\n"
            "InputError names what a spec may say, and heads that do not fit.")
       .def("observe", &PySelector::observe, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("begin"),
            nb::kw_only(), nb::arg("stream") = nb::none(),
