@@ -395,8 +395,7 @@ void bind_selector(nb::module_& m) {
                     const std::optional<ArrayArgument>&, float, std::uint64_t, const std::string&>(),
            nb::arg("spec"), nb::arg("query_heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
            nb::arg("layer") = 0, nb::arg("scale") = nb::none(), nb::arg("inverse_frequencies") = nb::none(),
-           nb::arg("attention_scaling") = 1.0f, nb::arg("seed") = 0,
-           nb::arg("fingerprint") = "",
+           nb::arg("attention_scaling") = 1.0f, nb::arg("seed") = 0, nb::arg("fingerprint") = "",
            "spec: 'name:key=value,...', a sparse method; query_heads: 1 to 16 times kv_heads; head_dim: "
            "even;\n"
            "layer: its number in the model, from 0; scale: of q.k, 1/sqrt(head_dim) by default;\n"
@@ -404,7 +403,8 @@ void bind_selector(nb::module_& m) {
            "before\n"
            "RoPE; without them keys are taken as they are; attention_scaling: RoPE's factor of keys and "
            "queries\n"
-           "(YaRN); seed: of methods that draw numbers; fingerprint: of the model (Model.fingerprint) that a trained\n"
+           "(YaRN); seed: of methods that draw numbers; fingerprint: of the model (Model.fingerprint) that a "
+           "trained\n"
            "method's file must be for.\n"
            "InputError names what a spec may say, and heads that do not fit.")
       .def("observe", &PySelector::observe, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("begin"),
