@@ -5,7 +5,7 @@
     output, lse = lodestone.attend(q, k, v)
     print(output.to_host())
 
-`attend`, `attend_causal`, `Plan.run`, `merge` and `top_k` take arrays of all of these on a GPU by DLPack, without a copy.
+`attend`, `attend_causal`, `Plan.run`, `Selector`, `merge` and `top_k` take arrays of all of these on a GPU by DLPack, without a copy.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "exchange.h"
+
 namespace lode::python {
 
 namespace {
@@ -53,6 +55,11 @@ DType float_type(const Array& array, Name name) {
 std::optional<int> gpu_of(const ArrayArgument& argument) {
   constexpr long kManaged = 13;  // DLPack's kDLCUDAManaged
   long type = 0, device = 0;
+  if (const auto seen = exchanged(argument.object)) {
+    type = seen->tensor.device.device_type;
+    if (type != nb::device::cuda::value && type != kManaged) return std::nullopt;
+    return seen->tensor.device.device_id;
+  }
   try {
     if (!nb::hasattr(argument.object, "__dlpack_device__")) return std::nullopt;
     const nb::object place = argument.object.attr("__dlpack_device__")();
@@ -76,13 +83,18 @@ bool in_c_order(const Array& array) {
 
 Array array_of(const ArrayArgument& argument, Name name) {
   Array array;
-  if (!nb::try_cast(argument.object, array, false)) {
+  if (const auto seen = exchanged(argument.object)) {
+    array = view_of<Array>(*seen, argument.object);
+  } else if (!nb::try_cast(argument.object, array, false)) {
     PyErr_Clear();  // what a __dlpack__ raised
     throw nb::type_error((std::string(name) +
                           ": expected an array (of NumPy, or with __dlpack__, without gradients), found " +
                           nb::str(argument.object.type().attr("__name__")).c_str())
                              .c_str());
   }
+  if (array.data() == nullptr && array.size() > 0)
+    throw nb::type_error(
+        (std::string(name) + ": expected an array with memory, found one that only stands for one").c_str());
   if (array.device_type() != nb::device::cpu::value)
     throw nb::value_error((std::string(name) +
                            ": expected an array in the CPU's memory, found one on another device; copy it "

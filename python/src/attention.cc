@@ -160,12 +160,12 @@ void check_state(const Array& output, const Array& lse, const Array* first, Name
 std::string signatures(std::string_view text, std::string_view result) {
   constexpr std::string_view kStream = "lodestone.StreamLike | None";
   const std::string numpy = "numpy.typing.NDArray[numpy." + std::string(result) + "]";
-  const std::array<std::array<std::string_view, 4>, 3> kinds = {{
-      {"numpy.typing.NDArray[typing.Any]", numpy, "None", "None"},
-      {"CudaArray", "CudaArray", kStream, "None"},
-      {"lodestone.ArrayLike", "typing.Any", kStream, "typing.Any"},
+  const std::array<std::array<std::string_view, 5>, 3> kinds = {{
+      {"numpy.typing.NDArray[typing.Any]", numpy, "None", "None", "numpy.typing.NDArray[numpy.float32]"},
+      {"CudaArray", "CudaArray", kStream, "None", "CudaArray"},
+      {"lodestone.ArrayLike", "typing.Any", kStream, "typing.Any", "typing.Any"},
   }};
-  constexpr std::array<std::string_view, 4> kNames = {"$array", "$result", "$stream", "$out"};
+  constexpr std::array<std::string_view, 5> kNames = {"$array", "$result", "$stream", "$out", "$float32"};
   std::string all;
   for (const auto& kind : kinds) {
     std::string one(text);
@@ -175,6 +175,14 @@ std::string signatures(std::string_view text, std::string_view result) {
     all += (all.empty() ? "@overload\n" : ": ...\n@typing.overload\n") + one;
   }
   return all;
+}
+
+std::string state_signatures(const std::string& arguments) {
+  const std::string more = ", stream: $stream = None, out: $out = None) -> ";
+  return signatures(arguments + "return_lse: typing.Literal[False] = False, *" + more + "$result") +
+         ": ...\n@typing." +
+         signatures(arguments + "*, return_lse: typing.Literal[True]" + more + "tuple[$result, $result]")
+             .substr(1);
 }
 
 std::shared_ptr<ThreadPool> shared_threads() {

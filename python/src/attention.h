@@ -19,10 +19,6 @@ namespace lode::python {
 
 /// Output [..., d] and log-sum-exp [...].
 using State = std::pair<nb::ndarray<nb::numpy, float>, nb::ndarray<nb::numpy, float>>;
-/// An argument that must be True, or False: type checkers then know what a function with return_lse gives.
-template <bool kValue>
-struct Literal {};
-
 /// Buffers of a state until they become NumPy arrays.
 struct Buffers {
   std::vector<float> output, lse;
@@ -51,20 +47,10 @@ void check_planned_queries(const AttentionPlan& plan, const Array& q, std::size_
 
 /// The three signatures that type checkers see of a function: NumPy arrays give NumPy arrays, CudaArrays their like,
 /// and arrays of others either, which is left open. `text` has $array for the type of the array that decides, $result
-/// for that of an array in the result, of numbers `result`, and $stream and $out for those of these arguments.
+/// for that of an array in the result, of numbers `result`, $float32 for another one, and $stream and $out for those of
+/// these arguments.
 std::string signatures(std::string_view text, std::string_view result = "float32");
+/// Those of a function that gives an output, and with return_lse a state; `arguments` is what is in front of return_lse.
+std::string state_signatures(const std::string& arguments);
 
 }  // namespace lode::python
-
-namespace nanobind::detail {
-
-template <bool kValue>
-struct type_caster<lode::python::Literal<kValue>> {
-  NB_TYPE_CASTER(lode::python::Literal<kValue>,
-                 const_name<kValue>("typing.Literal[True]", "typing.Literal[False]"))
-  bool from_python(handle source, std::uint8_t, cleanup_list*) noexcept {
-    return source.ptr() == (kValue ? Py_True : Py_False);
-  }
-};
-
-}  // namespace nanobind::detail

@@ -13,178 +13,16 @@
 #include <string>
 
 #include "attention.h"
-#include "cuda_array.h"
+#include "gpu_arrays.h"
 #include "kernels/cuda/attend/attend_strided.h"
 #include "kernels/cuda/attend/merge_states.h"
-#include "kernels/cuda/device/caller.h"
 #include "kernels/cuda/device/device_count.h"
-#include "kernels/cuda/device/event.h"
 #include "kernels/cuda/select/largest.h"
 #include "lodestone/error.h"
 
 namespace lode::python {
 
 namespace {
-
-/// A stream of the caller's, and the object of it that Python holds, which keeps it alive.
-struct Caller {
-  cuda::CallerStream at;
-  nb::object object;
-
-  Caller(int device, nb::handle stream)
-      : at{device, reinterpret_cast<cuda::StreamHandle>(stream_handle(stream))}, object(nb::borrow(stream)) {}
-  /// As DLPack writes it.
-  std::uintptr_t number() const {
-    return at.stream == nullptr ? 1 : reinterpret_cast<std::uintptr_t>(at.stream);
-  }
-};
-
-std::string place_text(std::optional<int> gpu) {
-  return gpu ? "on GPU " + std::to_string(*gpu) : "in the CPU's memory or elsewhere";
-}
-
-/// The capsule that an array gives for work in the caller's stream.
-nb::object capsule_of(const nb::object& array, const Caller& caller, bool newest) {
-  const cuda::OnDevice here(caller.at.device);  // producers ask for the current device and its stream
-  const nb::object give = array.attr("__dlpack__");
-  if (!newest) return give(nb::arg("stream") = caller.number());
-  return give(nb::arg("stream") = caller.number(), nb::arg("max_version") = nb::make_tuple(1, 1));
-}
-
-/// A view of an argument on the caller's GPU. ValueError for arrays elsewhere, TypeError for what gives none.
-template <class A>
-A gpu_array(const ArrayArgument& argument, Name name, const Caller& caller) {
-  const std::optional<int> gpu = gpu_of(argument);
-  if (gpu != caller.at.device) {
-    if (!gpu) array_of(argument, name);  // what is no array at all is named so
-    throw nb::value_error((std::string(name) + ": expected an array on GPU " +
-                           std::to_string(caller.at.device) + ", where the others lie, found one " +
-                           place_text(gpu))
-                              .c_str());
-  }
-  // What may be written to is said by newer capsules alone, which older producers do not know.
-  constexpr bool kWritten = !std::is_same_v<A, Array>;
-  std::string why = "its memory is read-only";
-  const std::string module = nb::str(argument.object.type().attr("__module__")).c_str();
-  if (kWritten && module.starts_with("jax"))
-    throw nb::type_error("out: expected an array that may change, found one of JAX");
-  for (const bool newest : {kWritten, !kWritten}) {
-    try {
-      A array;
-      if (nb::try_cast(capsule_of(argument.object, caller, newest), array, false)) return array;
-      PyErr_Clear();
-      break;  // read-only, or nothing that is known
-    } catch (nb::python_error& error) {
-      why = nb::str(error.value()).c_str();
-      if (!error.matches(PyExc_TypeError)) break;
-    }
-  }
-  throw nb::type_error((std::string(name) +
-                        ": expected an array that gives its memory by __dlpack__, found " +
-                        nb::str(argument.object.type().attr("__name__")).c_str() + ": " + why)
-                           .c_str());
-}
-
-}  // namespace
-
-struct CudaMemory {
-  Caller caller;
-  cuda::StreamMemory memory;
-  cuda::Event filled;
-
-  /// The caller's device is current.
-  CudaMemory(std::int64_t bytes, const Caller& of) : caller(of), memory(bytes, of.at) {}
-  /// What the stream has been told until now fills it.
-  void record() { filled.record(caller.at.stream); }
-};
-
-namespace {
-
-using Written = nb::ndarray<>;
-
-CudaArray new_array(std::shared_ptr<CudaMemory> memory, std::int64_t offset, std::vector<std::size_t> shape,
-                    nb::dlpack::dtype type) {
-  std::byte* const data = memory->memory.as<std::byte>();
-  const int device = memory->caller.at.device;
-  return {std::move(memory), data == nullptr ? nullptr : data + offset, std::move(shape), type, device};
-}
-
-std::int64_t product(const std::vector<std::size_t>& shape) {
-  std::int64_t all = 1;
-  for (const std::size_t n : shape) all *= static_cast<std::int64_t>(n);
-  return all;
-}
-
-/// An array of the caller's for a result: T in C order, of this shape.
-template <class T>
-T* checked_out(const Written& out, const std::vector<std::size_t>& shape) {
-  const Array seen(out);
-  if constexpr (std::is_same_v<T, float>)
-    floats(seen, shape.size(), "out");
-  else
-    int32s(seen, shape.size(), "out");
-  if (shape_of(seen) != shape) {
-    std::string text;
-    for (const std::size_t n : shape) text += (text.empty() ? "" : ", ") + std::to_string(n);
-    throw nb::value_error(("out: expected [" + text + "], found " + shape_text(seen)).c_str());
-  }
-  return static_cast<T*>(out.data());
-}
-
-/// Where a state goes: a new piece of memory, or arrays of the caller's.
-class StateOut {
- public:
-  StateOut(const Caller& caller, std::vector<std::size_t> rows, std::size_t d, bool wants_lse, nb::handle out)
-      : rows_(std::move(rows)), outputs_(rows_), wants_lse_(wants_lse), given_(nb::borrow(out)) {
-    outputs_.push_back(d);
-    if (!out.is_none()) {
-      take(caller);
-      return;
-    }
-    const std::int64_t bytes = product(outputs_) * std::int64_t{sizeof(float)};
-    lse_at_ = (bytes + 255) / 256 * 256;
-    made_ = std::make_shared<CudaMemory>(
-        lse_at_ + (wants_lse ? product(rows_) * std::int64_t{sizeof(float)} : 0), caller);
-    output = made_->memory.as<float>();
-    lse = wants_lse ? output + lse_at_ / std::int64_t{sizeof(float)} : nullptr;
-  }
-
-  /// Once the work has been enqueued.
-  nb::object result() {
-    if (made_ == nullptr) return given_;
-    const nb::dlpack::dtype type = nb::dtype<float>();
-    nb::object first = nb::cast(new_array(made_, 0, outputs_, type));
-    if (!wants_lse_) return first;
-    return nb::make_tuple(first, new_array(made_, lse_at_, rows_, type));
-  }
-  void record() {
-    if (made_ != nullptr) made_->record();
-  }
-
-  float *output = nullptr, *lse = nullptr;
-
- private:
-  void take(const Caller& caller) {
-    if (!wants_lse_) {
-      written_.push_back(gpu_array<Written>({given_}, "out", caller));
-    } else {
-      StateArgument both;
-      if (!nb::try_cast(given_, both, false))
-        throw nb::type_error("out: expected a pair of arrays (output, log-sum-exp), found something else");
-      written_.push_back(gpu_array<Written>(both.first, "out", caller));
-      written_.push_back(gpu_array<Written>(both.second, "out", caller));
-      lse = checked_out<float>(written_[1], rows_);
-    }
-    output = checked_out<float>(written_[0], outputs_);
-  }
-
-  std::vector<std::size_t> rows_, outputs_;
-  bool wants_lse_;
-  nb::object given_;
-  std::vector<Written> written_;
-  std::shared_ptr<CudaMemory> made_;
-  std::int64_t lse_at_ = 0;
-};
 
 /// Queries of so many dimensions, the last two [Hq, d], with keys and values of a layer.
 struct GpuLayer {
@@ -200,14 +38,7 @@ struct GpuLayer {
     queries.q = floats(q, dims, "q").data();
     const DType type = check_keys_and_values(k, v);
     check_shapes(dims);
-    const std::int64_t number = bytes_of(type);
-    kv = {.k = static_cast<const char*>(k.data()),
-          .v = static_cast<const char*>(v.data()),
-          .k_head = k.stride(0) * number,
-          .v_head = v.stride(0) * number,
-          .k_row = k.stride(1) * number,
-          .v_row = v.stride(1) * number,
-          .rows = static_cast<std::int64_t>(k.shape(1))};
+    kv = strided(k, v, type);
     queries.layout = {static_cast<int>(k.shape(0)), static_cast<int>(k.shape(2)), type, 0};
     queries.count = dims == 2 ? 1 : static_cast<int>(q.shape(0));
     queries.query_heads = static_cast<int>(heads());
@@ -239,11 +70,6 @@ struct GpuLayer {
       throw nb::value_error(
           ("k: expected heads of 1 to 512 numbers and less than 2^31 tokens, found " + shape_text(k))
               .c_str());
-    for (const Array* array : {&k, &v})
-      if (array->shape(2) > 1 && array->stride(2) != 1)
-        throw nb::value_error(
-            "k and v: expected the numbers of a row side by side, found other strides; make the "
-            "array contiguous in its last dimension");
   }
 };
 
@@ -259,13 +85,6 @@ nb::object enqueue_state(const Caller& caller, GpuLayer& layer, StateOut& out, c
     out.record();
   }
   return out.result();
-}
-
-/// New memory is made before the GIL is given up, since it holds an object of Python's.
-StateOut state_out(const Caller& caller, const std::vector<std::size_t>& rows, std::size_t d, bool wants_lse,
-                   nb::handle out) {
-  const cuda::OnDevice here(caller.at.device);
-  return {caller, rows, d, wants_lse, out};
 }
 
 /// Row numbers of each list, one by one, or all lists [lists, n] in one array.

@@ -2,12 +2,14 @@
 // What a package that was built without CUDA says of arrays on a GPU.
 #include "cuda_array.h"
 #include "gpu_calls.h"
+#include "gpu_selector.h"
 #include "lodestone/error.h"
 
 namespace lode::python {
 
 struct CudaMemory {};
 struct PlanOnGpu::Uploads {};
+struct SelectorOnGpu::Layer {};
 
 namespace {
 
@@ -43,6 +45,32 @@ PlanOnGpu::PlanOnGpu() = default;
 PlanOnGpu::~PlanOnGpu() = default;
 nb::object PlanOnGpu::run(const AttentionPlan&, const ArrayArgument&, const ArrayArgument&,
                           const ArrayArgument&, std::optional<float>, bool, const GpuOptions&) {
+  refuse();
+}
+
+SelectorOnGpu::SelectorOnGpu(const Host& host) : host_(host) {}
+SelectorOnGpu::~SelectorOnGpu() = default;
+std::int64_t SelectorOnGpu::bytes() const {
+  return 0;
+}
+void SelectorOnGpu::forget() {}
+void SelectorOnGpu::roll_back(std::int64_t) {}
+void SelectorOnGpu::build(const ArrayArgument&, const ArrayArgument&, const GpuOptions&) {
+  refuse();
+}
+nb::object SelectorOnGpu::attend(const ArrayArgument&, std::int64_t, const ArrayArgument&,
+                                 const ArrayArgument&, bool, const GpuOptions&) {
+  refuse();
+}
+nb::object SelectorOnGpu::select(const ArrayArgument&, std::int64_t, const ArrayArgument&,
+                                 const ArrayArgument&, const GpuOptions&) {
+  refuse();
+}
+void SelectorOnGpu::observe(const ArrayArgument&, std::int64_t, const GpuOptions&) {
+  refuse();
+}
+void SelectorOnGpu::finish(std::span<SelectorOnGpu* const>, int, std::uintptr_t,
+                           const std::function<void(const std::function<KvLayer(int)>&)>&) {
   refuse();
 }
 

@@ -85,22 +85,6 @@ nb::object run(Plan& plan, const ArrayArgument& q_, const ArrayArgument& k_, con
   return return_lse ? nb::cast(std::move(state)) : nb::cast(std::move(state.first));
 }
 
-/// The signatures of run with and without the log-sum-exp.
-std::string run_signatures() {
-  const std::string arguments =
-      "def run(self, q: $array, k: lodestone.ArrayLike, v: lodestone.ArrayLike, "
-      "scale: float | None = None, ";
-  return signatures(
-             arguments +
-             "return_lse: typing.Literal[False] = False, *, stream: $stream = None, out: $out = None) -> "
-             "$result") +
-         ": ...\n@typing." +
-         signatures(arguments +
-                    "*, return_lse: typing.Literal[True], stream: $stream = None, out: $out = None) -> "
-                    "tuple[$result, $result]")
-             .substr(1);
-}
-
 }  // namespace
 
 void check_planned_queries(const AttentionPlan& plan, const Array& q, std::size_t d) {
@@ -119,7 +103,10 @@ void bind_plan(nb::module_& m) {
       .def(
           "run", &run, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("scale") = nb::none(),
           nb::arg("return_lse") = false, nb::kw_only(), nb::arg("stream") = nb::none(),
-          nb::arg("out") = nb::none(), nb::sig(run_signatures().c_str()),
+          nb::arg("out") = nb::none(),
+          nb::sig(state_signatures("def run(self, q: $array, k: lodestone.ArrayLike, v: lodestone.ArrayLike, "
+                                   "scale: float | None = None, ")
+                      .c_str()),
           "Attention of a layer's queries over the planned keys.\n\n"
           "q: float32 [B, Hq, d], after RoPE; k, v: float32, float16 or bfloat16 [Hkv, S, d], S >= rows;\n"
           "scale: of q.k, 1/sqrt(d) by default.\n"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over given keys, merging and selectors against NumPy in float64."""
 
+import pathlib
 import threading
 import time
 
@@ -151,6 +152,23 @@ def test_chosen_keys_are_far_and_each_head_is_served_once(spec):
         assert weights is None or len(weights) == len(rows)
         served += heads
     assert sorted(served) == list(range(8))
+
+
+def test_bare_capsules_are_asked_once():
+    q, k, v = made_up(heads=1, group=2)
+    selector = lodestone.Selector("topk:k=20,sink=4,window=16", 2, 1, 64)
+    want = selector.attend(q[None], 299, k, v, return_lse=True)
+    got = selector.attend(*(q[None].__dlpack__(), 299, k.__dlpack__(), v.__dlpack__()), return_lse=True)
+    np.testing.assert_array_equal(got[0], want[0])
+    assert len(selector.select(q[None].__dlpack__(), 299, k.__dlpack__(), v.__dlpack__())) == 2
+
+
+def test_trained_methods_are_for_a_model():
+    weights = pathlib.Path(__file__).resolve().parents[2] / "models" / "pocket"
+    fingerprint = lodestone.Model(weights).fingerprint
+    assert lodestone.Selector(f"hash:weights={weights}/hash.safetensors", 8, 2, 64, fingerprint=fingerprint).spec.startswith("hash")
+    with pytest.raises(lodestone.InputError, match="fingerprint"):
+        lodestone.Selector(f"hash:weights={weights}/hash.safetensors", 8, 2, 64)
 
 
 def test_specs_are_checked():

@@ -2,6 +2,7 @@
 """The same functions over arrays on a GPU, against NumPy in float64; skipped where there is none."""
 
 import multiprocessing
+import pathlib
 import threading
 
 import numpy as np
@@ -240,6 +241,116 @@ def test_arrays_may_be_dropped_at_once():
     assert "float32 [8, 64], GPU 0" in repr(lodestone.attend(*put(q, k, v))[0])
 
 
+# ---- Selectors. ----
+
+POCKET = pathlib.Path(__file__).resolve().parents[2] / "models" / "pocket"
+POCKET_HASH = f"hash:budget=64,weights={POCKET}/hash.safetensors"
+
+
+def selector_of(spec, heads, group, d, layers=(0,), k=None, v=None, seed=3):
+    """Selectors that have heard queries, are built and finished, where k and v lie; [tokens, Hq, d] queries for more."""
+    rng = np.random.default_rng(seed)
+    fingerprint = lodestone.Model(POCKET).fingerprint if "pocket" in spec else ""
+    selectors = [lodestone.Selector(spec, heads * group, heads, d, layer=layer, fingerprint=fingerprint) for layer in layers]
+    tokens = k.shape[1]
+    queries = rng.standard_normal((tokens, heads * group, d), dtype=np.float32)
+    prompt = [queries, *[np.zeros((tokens, heads, d), np.float32)] * 2]
+    if not isinstance(k, np.ndarray):
+        prompt = put(*prompt)
+    for selector in selectors:
+        if selector.wants_prompt:
+            selector.observe(*prompt, 0)
+        selector.build(k, v)
+    lodestone.finish(selectors, [k] * len(layers), [v] * len(layers))
+    return selectors
+
+
+def attended(sets, token, position, selector, heads, group):
+    """The rows of each query head: sink, window and what was chosen."""
+    near = np.r_[0 : min(selector.sink, position + 1), max(0, position + 1 - selector.window) : position + 1]
+    rows = [None] * (heads * group)
+    for _, query_heads, begin, end, chosen, weights in sets:
+        assert weights is None
+        for head in query_heads if begin <= token < end else []:
+            rows[head] = np.unique(np.r_[near, chosen.to_host()])
+    return rows
+
+
+SPECS = [
+    ("streaming", 2, 4, 64), ("topk:k=100", 2, 4, 64), ("topk:k=5%,per=kv-head", 2, 2, 128), ("kmeans:probes=6", 2, 4, 64),
+    ("kmeans:probes=6,rope=on", 1, 8, 128), ("hyperplanes:budget=5%", 2, 4, 64), (POCKET_HASH, 2, 4, 64), ("squeezed:sparsity=0.9", 2, 4, 64),
+    ("random", 2, 4, 64), ("quest:budget=64", 2, 4, 64), ("quest:budget=64,bits=4", 2, 4, 64), ("double-sparsity:budget=64", 2, 4, 64),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tokens", [900, 6000])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("spec, heads, group, d", SPECS)
+def test_selectors_attend_to_what_they_select(spec, heads, group, d, dtype, tokens):
+    _, k, v = made_up(heads, group, tokens + 40, d, dtype)
+    (selector,) = selector_of(f"{spec}{',' if ':' in spec else ':'}sink=4,window=64", heads, group, d, (0,), *put(k[:, :tokens], v[:, :tokens]))
+    rng = np.random.default_rng(5)
+    arrays = put(k, v)
+    for begin, count in ((tokens, 1), (tokens + 1, 1), (tokens + 2, 38)):
+        q = rounded(rng.standard_normal((count, heads * group, d), dtype=np.float32), dtype)
+        (there,) = put(q)
+        output, lse = got(selector.attend(there, begin, *arrays, return_lse=True))
+        sets = selector.select(there, begin, *arrays)
+        for token in (0, count - 1):
+            rows = attended(sets, token, begin + token, selector, heads, group)
+            assert all(len(r) < (begin + token + 1) * 0.6 for r in rows)
+            close((output[token], lse[token]), reference(q[token], k, v, rows), dtype)
+    assert selector.index_bytes > 0
+
+
+def test_selectors_choose_what_the_cpu_chooses():
+    q, k, v = made_up(tokens=3000)
+    for spec in ("topk:k=100,window=64", "topk:k=50,per=kv-head,window=64", "random:window=64", "quest:budget=64,window=64"):
+        (here,), (there,) = (selector_of(spec, 2, 4, 64, (5,), *arrays) for arrays in ((k, v), put(k, v)))
+        want = {tuple(heads): rows for _, heads, _, _, rows, _ in here.select(q[None], 2999, k, v)}
+        for _, heads, _, _, rows, _ in there.select(*put(q[None]), 2999, *put(k, v)):
+            assert set(rows.to_host()) == set(want[tuple(heads)]), spec
+
+
+def test_selectors_of_several_layers_finish_together():
+    _, k, v = made_up(tokens=6000, dtype=np.float16)
+    selectors = selector_of("squeezed:sparsity=0.9,window=64", 2, 4, 64, (3, 7), *put(k, v))
+    q = np.random.default_rng(8).standard_normal((1, 8, 64), dtype=np.float32)
+    shares = [np.mean([len(rows.to_host()) for *_, rows, _ in s.select(*put(q), 5999, *put(k, v))]) / 6000 for s in selectors]
+    assert all(0.02 < share < 0.4 for share in shares), shares
+
+
+def test_rows_behind_a_cut_are_read_anew():
+    _, k, v = made_up(tokens=1100)
+    (selector,) = selector_of("kmeans:probes=4,window=64", 2, 4, 64, (0,), *put(k[:, :1000], v[:, :1000]))
+    q = np.random.default_rng(6).standard_normal((1, 8, 64), dtype=np.float32)
+    selector.attend(*put(q), 1090, *put(k, v))
+    other = k.copy()
+    other[:, 1020:] = np.random.default_rng(7).standard_normal((2, 80, 64), dtype=np.float32)
+    selector.roll_back(1020)
+    output, lse = got(selector.attend(*put(q), 1095, *put(other, v), return_lse=True))
+    rows = attended(selector.select(*put(q), 1095, *put(other, v)), 0, 1095, selector, 2, 4)
+    close((output[0], lse[0]), reference(q[0], other, v, rows))
+
+
+def test_selectors_refuse_in_a_sentence():
+    q, k, v = made_up()
+    selector = lodestone.Selector("infllm", 8, 2, 64)
+    with pytest.raises(lodestone.InputError, match="a GPU chooses.*copy"):
+        selector.build(*put(k, v))
+    selector = lodestone.Selector("squeezed", 8, 2, 64)
+    selector.build(*put(k, v))
+    with pytest.raises(lodestone.InputError, match="finish"):
+        selector.attend(*put(q[None]), 299, *put(k, v))
+    with pytest.raises(lodestone.InputError, match="build"):
+        selector.attend(q[None], 299, k, v)
+    selector.build(k, v)
+    with pytest.raises(lodestone.InputError, match="build"):
+        selector.attend(*put(q[None]), 299, *put(k, v))
+    with pytest.raises(ValueError, match="300 tokens"):
+        lodestone.Selector("topk", 8, 2, 64).attend(*put(q[None]), 299, *put(k[:, :200], v[:, :200]))
+
+
 # ---- Others' arrays. ----
 
 
@@ -285,6 +396,33 @@ def test_torch_of_any_strides_on_a_stream_of_its_own():
         assert name
     with pytest.raises(ValueError, match="side by side"):
         lodestone.attend(q, k.transpose(1, 2).contiguous().transpose(1, 2), v)
+
+
+@pytest.mark.parametrize("spec", ["topk:k=100", "kmeans:probes=6", "streaming"])
+def test_selectors_take_torch_on_a_stream_of_its_own(spec):
+    torch = torch_or_skip()
+    _, k, v, _ = torch_arrays(torch, tokens=6040, d=64)
+    q = torch.randn(1, 8, 64, device="cuda").bfloat16().float()
+    stream, out = torch.cuda.Stream(), torch.empty(1, 8, 64, device="cuda")
+    stream.wait_stream(torch.cuda.current_stream())
+    selector = lodestone.Selector(f"{spec}{',' if ':' in spec else ':'}sink=4,window=64", 8, 2, 64)
+    with torch.cuda.stream(stream):
+        selector.build(k[:, :6000], v[:, :6000], stream=stream)
+        assert selector.attend(q, 6030, k, v, stream=stream, out=out) is out
+        sets = selector.select(q, 6030, k, v, stream=stream)
+    stream.synchronize()
+    rows = attended(sets, 0, 6030, selector, 2, 4)
+    near([out[0]], reference(q[0].cpu().numpy(), k.float().cpu().numpy(), v.float().cpu().numpy(), rows)[:1])
+
+
+def test_arrays_of_another_stream_are_waited_for():
+    torch = torch_or_skip()
+    q, k, v, want = torch_arrays(torch, tokens=200000)
+    stream = torch.cuda.Stream()
+    for _ in range(10):
+        keys = k.float().mul(2).div(2).to(torch.bfloat16)  # in the current stream, which is another
+        near([torch.from_dlpack(part) for part in lodestone.attend(q, keys, v, stream=stream)], want)
+        stream.synchronize()
 
 
 def test_torch_waits_for_what_fills_a_result():

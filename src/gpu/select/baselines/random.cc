@@ -21,8 +21,8 @@ class GpuRandom final : public GpuBestKeys {
  private:
   void score(int layer, const cuda::Queries& queries, float* scores, cuda::ExponentialSum*,
              cuda::StreamHandle stream) override {
-    cuda::draw_numbers(queries, hash_seed(geometry_.seed, layer), dense_.sink, dense_.window,
-                       geometry_.max_tokens, scores, stream);
+    cuda::draw_numbers(queries, hash_seed(geometry_.seed, geometry_.first_layer + layer), dense_.sink,
+                       dense_.window, geometry_.max_tokens, scores, stream);
   }
 };
 

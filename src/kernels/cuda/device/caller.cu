@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <map>
@@ -48,7 +49,9 @@ cudaMemPool_t pool() {
 
 OnDevice::OnDevice(int device) {
   check_process();
-  const int count = device_count();
+  static std::atomic<int> known = 0;  // asking takes its time, and each call of a caller's asks several times
+  int count = known;
+  if (count == 0) known = count = device_count();
   if (device < 0 || device >= count)
     throw RunError("expected one of " + std::to_string(count) + " GPUs, found GPU " + std::to_string(device) +
                    " (counted from 0)");

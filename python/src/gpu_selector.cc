@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu_selector.h"
+
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "gpu/select/layer_selector.h"
+#include "gpu_arrays.h"
+#include "lodestone/error.h"
+
+namespace lode::python {
+
+struct SelectorOnGpu::Layer {
+  LayerSelector selector;
+};
+
+namespace {
+
+void check_aligned(const void* data, Name name) {
+  constexpr std::uintptr_t kBytes = 16;
+  if (reinterpret_cast<std::uintptr_t>(data) % kBytes != 0)
+    throw nb::value_error(
+        (std::string(name) +
+         ": expected memory that begins at a multiple of 16 bytes, found another place; make a copy "
+         "of the array")
+            .c_str());
+}
+
+/// Keys and values of a call, and the arrays that hold them.
+struct Rows {
+  Array k, v;
+  CallerRows rows;
+
+  Rows(const ArrayArgument& k_, const ArrayArgument& v_, const LayerGeometry& geometry, const Caller& caller)
+      : k(gpu_array<Array>(k_, "k", caller)), v(gpu_array<Array>(v_, "v", caller)) {
+    const DType type = check_keys_and_values(k, v);
+    if (std::cmp_not_equal(k.shape(0), geometry.kv_heads) ||
+        std::cmp_not_equal(k.shape(2), geometry.head_dim))
+      throw nb::value_error(("k: expected [" + std::to_string(geometry.kv_heads) + ", tokens, " +
+                             std::to_string(geometry.head_dim) + "], found " + shape_text(k))
+                                .c_str());
+    rows = {strided(k, v, type), type};
+  }
+};
+
+/// Query tokens of a call, and the array that holds them.
+struct Tokens {
+  Array q;
+  CallerQueries queries;
+
+  Tokens(const ArrayArgument& q_, std::int64_t begin, const LayerGeometry& geometry, const Caller& caller)
+      : q(gpu_array<Array>(q_, "q", caller)) {
+    queries = {floats(q, 3, "q").data(), begin, static_cast<std::int64_t>(q.shape(0))};
+    if (q.shape(0) == 0 || std::cmp_not_equal(q.shape(1), geometry.query_heads) ||
+        std::cmp_not_equal(q.shape(2), geometry.head_dim))
+      throw nb::value_error(("q: expected [tokens, " + std::to_string(geometry.query_heads) + ", " +
+                             std::to_string(geometry.head_dim) + "], found " + shape_text(q))
+                                .c_str());
+    if (begin < 0 || begin > std::numeric_limits<Position>::max() - queries.tokens)
+      throw nb::value_error(
+          ("begin: expected a position of 0 or more, found " + std::to_string(begin)).c_str());
+    check_aligned(q.data(), "q");
+  }
+};
+
+void check_rows(const Rows& rows, const CallerQueries& queries) {
+  const std::int64_t end = queries.begin + queries.tokens;
+  if (rows.rows.kv.rows < end)
+    throw nb::value_error(
+        ("k: expected " + std::to_string(end) + " tokens or more, found " + std::to_string(rows.rows.kv.rows))
+            .c_str());
+}
+
+/// A set and a copy of its rows.
+struct Chosen {
+  CallerSet set;
+  cuda::StreamMemory rows, log_weights;
+};
+
+Chosen copy_of(const CallerSet& set, const cuda::CallerStream& stream) {
+  Chosen chosen = {.set = set, .rows = cuda::StreamMemory(set.count * 4, stream), .log_weights = {}};
+  if (set.count > 0) cuda::copy(chosen.rows.as<void>(), set.rows, set.count * 4, stream.stream);
+  if (set.log_weights == nullptr) return chosen;
+  chosen.log_weights = cuda::StreamMemory(set.count * 4, stream);
+  if (set.count > 0) cuda::copy(chosen.log_weights.as<void>(), set.log_weights, set.count * 4, stream.stream);
+  return chosen;
+}
+
+nb::object array_of_set(cuda::StreamMemory memory, std::int64_t count, nb::dlpack::dtype type,
+                        const Caller& caller) {
+  auto held = std::make_shared<CudaMemory>(std::move(memory), caller);
+  held->record();
+  return nb::cast(new_array(std::move(held), 0, {static_cast<std::size_t>(count)}, type));
+}
+
+nb::tuple tuple_of(Chosen chosen, const Caller& caller) {
+  const CallerSet& set = chosen.set;
+  nb::list heads;
+  for (int head = 0; head < set.query_heads; ++head) heads.append(set.first_query_head + head);
+  nb::object weights = nb::none();
+  if (set.log_weights != nullptr)
+    weights = array_of_set(std::move(chosen.log_weights), set.count, nb::dtype<float>(), caller);
+  return nb::make_tuple(set.kv_head, heads, set.token_begin, set.token_end,
+                        array_of_set(std::move(chosen.rows), set.count, nb::dtype<std::int32_t>(), caller),
+                        weights);
+}
+
+}  // namespace
+
+SelectorOnGpu::SelectorOnGpu(const Host& host) : host_(host) {}
+SelectorOnGpu::~SelectorOnGpu() = default;
+
+/// The layer on the caller's GPU, made where there is none. The mutex is taken.
+struct SelectorOnGpu::Call {
+  const cuda::OnDevice here;
+  LayerSelector& layer;
+
+  Call(SelectorOnGpu& of, const Caller& caller) : here(caller.at.device), layer(layer_of(of, caller)) {}
+
+ private:
+  static LayerSelector& layer_of(SelectorOnGpu& of, const Caller& caller) {
+    if (of.layer_ != nullptr && of.device_ != caller.at.device)
+      throw InputError("Selector: expected arrays on GPU " + std::to_string(*of.device_) +
+                       ", where the index is, found them on GPU " + std::to_string(caller.at.device) +
+                       "; call build() with keys there first");
+    if (of.layer_ == nullptr)
+      of.layer_ = std::unique_ptr<Layer>(
+          new Layer{{of.host_.spec, of.host_.geometry, of.host_.selector, caller.at.device}});
+    of.device_ = caller.at.device;
+    return of.layer_->selector;
+  }
+};
+
+std::int64_t SelectorOnGpu::bytes() const {
+  return layer_ == nullptr ? 0 : layer_->selector.bytes();
+}
+void SelectorOnGpu::forget() {
+  layer_.reset();
+  device_.reset();
+}
+void SelectorOnGpu::roll_back(std::int64_t tokens) {
+  if (layer_ != nullptr) layer_->selector.roll_back(tokens);
+}
+
+void SelectorOnGpu::build(const ArrayArgument& k, const ArrayArgument& v, const GpuOptions& options) {
+  const Caller caller(options.device, options.stream);
+  const Rows rows(k, v, host_.geometry, caller);
+  const nb::gil_scoped_release release;
+  const std::lock_guard lock(host_.mutex);
+  if (device_ != caller.at.device) forget();
+  const Call call(*this, caller);
+  call.layer.build(rows.rows, caller.at);
+}
+
+nb::object SelectorOnGpu::attend(const ArrayArgument& q, std::int64_t begin, const ArrayArgument& k,
+                                 const ArrayArgument& v, bool return_lse, const GpuOptions& options) {
+  const Caller caller(options.device, options.stream);
+  const Tokens tokens(q, begin, host_.geometry, caller);
+  const Rows rows(k, v, host_.geometry, caller);
+  check_rows(rows, tokens.queries);
+  StateOut out =
+      state_out(caller, {tokens.q.shape(0), tokens.q.shape(1)}, tokens.q.shape(2), return_lse, options.out);
+  check_aligned(out.output, "out");
+  {
+    const nb::gil_scoped_release release;
+    const std::lock_guard lock(host_.mutex);
+    const Call call(*this, caller);
+    call.layer.attend(tokens.queries, rows.rows, out.output, out.lse, caller.at);
+    out.record();
+  }
+  return out.result();
+}
+
+nb::object SelectorOnGpu::select(const ArrayArgument& q, std::int64_t begin, const ArrayArgument& k,
+                                 const ArrayArgument& v, const GpuOptions& options) {
+  const Caller caller(options.device, options.stream);
+  const Tokens tokens(q, begin, host_.geometry, caller);
+  const Rows rows(k, v, host_.geometry, caller);
+  check_rows(rows, tokens.queries);
+  std::vector<Chosen> all;
+  {
+    const nb::gil_scoped_release release;
+    const std::lock_guard lock(host_.mutex);
+    const Call call(*this, caller);
+    call.layer.select(tokens.queries, rows.rows, caller.at,
+                      [&](const CallerSet& set) { all.push_back(copy_of(set, caller.at)); });
+  }
+  const cuda::OnDevice here(caller.at.device);
+  nb::list sets;
+  for (Chosen& chosen : all) sets.append(tuple_of(std::move(chosen), caller));
+  return sets;
+}
+
+void SelectorOnGpu::observe(const ArrayArgument& q, std::int64_t begin, const GpuOptions& options) {
+  const Caller caller(options.device, options.stream);
+  const Tokens tokens(q, begin, host_.geometry, caller);
+  const nb::gil_scoped_release release;
+  const std::lock_guard lock(host_.mutex);
+  const Call call(*this, caller);
+  call.layer.observe(tokens.queries, caller.at);
+}
+
+void SelectorOnGpu::finish(std::span<SelectorOnGpu* const> layers, int device, std::uintptr_t stream,
+                           const std::function<void(const std::function<KvLayer(int)>&)>& run) {
+  std::vector<LayerSelector*> all;
+  for (SelectorOnGpu* const layer : layers) all.push_back(&layer->layer_->selector);
+  LayerSelector::finish(all, {device, reinterpret_cast<cuda::StreamHandle>(stream)}, run);
+}
+
+}  // namespace lode::python
