@@ -31,7 +31,8 @@ std::int64_t power_above(std::int64_t n) {
 cuda::NarrowLinear::Sizes sizes_of(const ModelConfig& c) {
   return {.hidden = c.hidden,
           .intermediate = widest_feed_forward(c),
-          .q_cols = std::max(std::int64_t{c.query_heads} * c.head_dim, c.plan.delta.values()),
+          .q_cols = std::max({std::int64_t{c.query_heads} * c.head_dim, c.plan.delta.values(),
+                              LatentLayers::most_columns(c)}),
           .kv_cols = std::int64_t{c.kv_heads} * c.head_dim,
           .vocab = std::max<std::int64_t>(c.vocab, DeltaLayers::most_columns(c))};
 }
@@ -61,13 +62,13 @@ CudaBatch::CudaBatch(const ModelConfig& config, std::shared_ptr<const CudaModel>
     : config_(config),
       model_(std::move(model)),
       options_(options),
-      pool_(std::make_shared<TailPool>(cuda::KvLayout{config.kv_heads, config.head_dim, options.kv_type, 0},
-                                       config.layers, options.tail_tokens,
+      pool_(std::make_shared<TailPool>(layout_of(config, options.kv_type), config.layers, options.tail_tokens,
                                        DeltaLayers::without_rows(config))),
       linear_(stream_.get(), precision()),
       narrow_(linear_, stream_.get(), precision()),
       experts_(linear_, stream_.get(), precision()),
       recurrent_(config, kWideRows, stream_.get()),
+      latent_(config, kWideRows, stream_.get(), precision()),
       turns_(config) {
   const std::int64_t n = kWideRows, d = config.head_dim, heads = config.query_heads, f = sizeof(float);
   const char* const what = "the activations of a batch";
@@ -519,11 +520,27 @@ void CudaBatch::enqueue_mixer(int layer, const Pass& pass) {
   qkv.q_out = q_.as<float>();
   qkv.q_unrotated = q_unrotated_.as<float>();
   const cuda::Queries all = queries(pass, layer, there(s.absolute)->data(), there(s.absolute_bases)->data());
-  pass.narrow ? narrow_.qkv(qkv, all) : linear_.qkv(qkv, all);
+  project(w, qkv, all, pass.narrow);
   attend(layer, pass);
   if (!pass.narrow) report_masses(layer, pass);
   recurrent_.gate(w, pass.count(), attention_.as<float>(), product_of(w, pass));
-  add(attention_.as<float>(), w.o, w.o_bias);
+  const float* const attended = attention_.as<float>();
+  add(latent_ ? latent_.unfold(w, attended, pass.count(), pass.narrow) : attended, w.o, w.o_bias);
+}
+
+/// Queries, and keys and values to their rows.
+void CudaBatch::project(const CudaModel::Layer& w, const cuda::Linear::QkvArguments& qkv,
+                        const cuda::Queries& where, bool narrow) {
+  if (!latent_) return narrow ? narrow_.qkv(qkv, where) : linear_.qkv(qkv, where);
+  latent_.project(
+      w, qkv, where, narrow,
+      [&](const float* x, const cuda::DeviceWeight& norm, const cuda::DeviceWeight& weight, float* y) {
+        const auto eps = static_cast<float>(config_.norm_eps);
+        if (narrow)
+          narrow_.head(x, where.count, norm, eps, weight, y);
+        else
+          linear_.head(x, where.count, norm, eps, weight, y);
+      });
 }
 
 DeltaLayers::Product CudaBatch::product_of(const CudaModel::Layer& w, const Pass& pass) {
@@ -566,8 +583,8 @@ void CudaBatch::attend(int layer, const Pass& pass) {
   const std::vector<cuda::StatePlanes> planes = attend_plain(layer, pass);
   const CudaModel::Layer& w = model_->layers[static_cast<std::size_t>(layer)];
   const cuda::DeviceWeight& o = w.o;
-  // A gate stands between attention and the product.
-  const bool straight = pass.narrow && w.attention_gate.data == nullptr;
+  // A gate or each head's W_v stands between attention and the product.
+  const bool straight = pass.narrow && w.attention_gate.data == nullptr && !latent_;
   auto* const halves = static_cast<bf16*>(straight ? narrow_.halves_for(o) : nullptr);
   for (std::size_t g = 0; g < pass.groups.size(); ++g) {
     const Group& group = pass.groups[g];

@@ -19,6 +19,7 @@
 #include "gpu/batch_backend.h"
 #include "gpu/context.h"
 #include "gpu/layers/delta_layers.h"
+#include "gpu/layers/latent_layers.h"
 #include "gpu/tail_pool.h"
 #include "kernels/cuda/attend/merge_states.h"
 #include "kernels/cuda/device/event.h"
@@ -102,6 +103,8 @@ class CudaBatch final : public GpuBatch {
   void enqueue_experts(const CudaModel::Layer& w, const Pass& pass);
   void enqueue_layer(int layer, const Pass& pass);
   void enqueue_mixer(int layer, const Pass& pass);
+  void project(const CudaModel::Layer& w, const cuda::Linear::QkvArguments& qkv, const cuda::Queries& where,
+               bool narrow);
   DeltaLayers::Product product_of(const CudaModel::Layer& w, const Pass& pass);
   void enqueue_head(const Pass& pass);
   void finish_logits(std::int64_t count);
@@ -140,6 +143,7 @@ class CudaBatch final : public GpuBatch {
   cuda::NarrowLinear narrow_;
   cuda::Experts experts_;
   DeltaLayers recurrent_;
+  LatentLayers latent_;
   cuda::Buffer staged_there_;
   cuda::PinnedBuffer staged_;
   // Where each layer of the pass's documents begins, [L, kMostSparseTokens]; then where the first near key of

@@ -38,9 +38,10 @@ std::int64_t vector_bytes(std::int64_t tokens, std::int64_t heads, std::int64_t 
   return tokens * heads * d * std::int64_t{sizeof(float)};
 }
 
-/// Of the product behind attention, or of the one behind a recurrent layer.
+/// Of the product behind attention, or of the one behind a recurrent layer, or of those of latent rows.
 std::int64_t widest_input(const ModelConfig& c) {
-  return std::max(std::int64_t{c.query_heads} * c.head_dim, c.plan.delta.values());
+  return std::max(
+      {std::int64_t{c.query_heads} * c.head_dim, c.plan.delta.values(), LatentLayers::most_columns(c)});
 }
 
 std::int64_t linear_scratch(const ModelConfig& c, std::int64_t chunk) {
@@ -61,7 +62,7 @@ std::int64_t working_bytes(const ModelConfig& c, const CudaModel& model, const G
          cuda::Experts::scratch_bytes(model.expert_sizes(c), n, precision_of(options.kv_type)) +
          (c.plan.sinks ? vector_bytes(n, c.query_heads, 1) : 0) +
          cuda::rows_prefill_workspace_bytes(c.head_dim) + DeltaLayers::bytes(c, n) +
-         GpuStates::bytes(DeltaLayers::state_floats(c)) +
+         LatentLayers::bytes(c, n) + GpuStates::bytes(DeltaLayers::state_floats(c)) +
          cuda::decode_workspace_bytes(kMostSparseTokens, c.query_heads, c.kv_heads, c.head_dim);
 }
 
@@ -72,7 +73,8 @@ KvShape shape_on_gpu(const ModelConfig& config, const GpuContextOptions& options
           .head_dim = config.head_dim,
           .type = type_on_gpu(options.kv_type),
           .max_tokens = options.max_tokens,
-          .recurrent = config.plan.recurrent_floats()};
+          .recurrent = config.plan.recurrent_floats(),
+          .shared_rows = config.plan.latent.kv_rank > 0};
 }
 
 /// Where active keys lie if keys and values lie in host memory.
@@ -143,6 +145,10 @@ std::unique_ptr<CudaContext> CudaContext::make(const ModelConfig& config,
   GpuContextOptions held = options;  // of the text, this GPU's range
   held.max_tokens = (options.max_tokens + share.ranges.size - 1) / share.ranges.size;
   Placement place = placement_of(config, *model, held);
+  if (options.active_memory > 0 && config.plan.latent.kv_rank > 0)
+    throw InputError(fmt::format(
+        "--active-memory: expected a model whose heads have rows of their own, found the latent rows of {}",
+        config.architecture));
   if (place.on_host && !config.plan.recurrent_floats().empty())
     throw InputError(
         fmt::format("expected keys and values of a model with recurrent layers on the GPU, found them in "
@@ -192,11 +198,12 @@ CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaMo
       share_(std::move(share)),
       active_room_(place.on_host ? active_room(config, options)
                                  : ActiveTier::Room{.first_row = options.max_tokens}),
-      range_({config.kv_heads, config.head_dim, type_on_gpu(options.kv_type), 0}, config.layers,
+      range_(layout_of(config, type_on_gpu(options.kv_type)), config.layers,
              active_room_.end() + spare_rows(options, share_), DeltaLayers::without_rows(config)),
       linear_(stream_.get(), precision()),
       experts_(linear_, stream_.get(), precision()),
       recurrent_(config, options.chunk, stream_.get()),
+      latent_(config, options.chunk, stream_.get(), precision()),
       states_(DeltaLayers::state_floats(config)) {
   const std::int64_t n = options.chunk, d = config.head_dim;
   const char* const what = "the activations of a chunk";
@@ -313,12 +320,13 @@ void CudaContext::copy_rows_to(KvStore& store, const std::function<void(int laye
   const std::int64_t more = tokens_ - store.tokens(), begin = held_.count(store.tokens()), end = rows_here();
   const std::int64_t ahead = (held_.begin + begin - store.tokens()) * range_.layout().row_bytes();
   const auto copy = [&](int layer, int head, cuda::KvRange::Part part, KvStore::Part to) {
+    if (!range_.holds(layer, head, part)) return;
     auto* const rows = store.rows_to_write(layer, share_.first_kv_head + head, to, more);
     range_.to_host(layer, head, part, begin, end, static_cast<std::byte*>(rows) + ahead, stream_.get());
   };
   for (int layer = 0; layer < config_.layers; ++layer) {
     check_cancel();
-    for (int head = 0; head < config_.kv_heads && begin < end && range_.has_rows(layer); ++head) {
+    for (int head = 0; head < config_.kv_heads && begin < end; ++head) {
       copy(layer, head, cuda::KvRange::Part::k, KvStore::Part::k);
       copy(layer, head, cuda::KvRange::Part::v, KvStore::Part::v);
     }
@@ -738,7 +746,7 @@ void CudaContext::enqueue_layer(int layer, const Run& run, ForwardWork& work) {
   cuda::Queries written = queries(layer, run);
   if (share_.ranges)
     written.tokens = places_.as<cuda::QueryToken>(), written.bases = write_bases_.as<const char*>();
-  linear_.qkv(qkv, written);
+  project(w, qkv, written);
   enqueue_given(layer, run);
   if (host)
     tell_listeners(layer, run);
@@ -749,6 +757,17 @@ void CudaContext::enqueue_layer(int layer, const Run& run, ForwardWork& work) {
   if (run.is_watched() && run.window(layer) == 0) report_masses(layer, run);
   enqueue_output(w, run.count);
   enqueue_mlp(w, run.count);
+}
+
+/// Queries, and keys and values to their rows.
+void CudaContext::project(const CudaModel::Layer& w, const cuda::Linear::QkvArguments& qkv,
+                          const cuda::Queries& where) {
+  if (!latent_) return linear_.qkv(qkv, where);
+  latent_.project(
+      w, qkv, where, where.count <= kDecodeTokens,
+      [&](const float* x, const cuda::DeviceWeight& norm, const cuda::DeviceWeight& weight, float* y) {
+        linear_.head(x, where.count, norm, static_cast<float>(config_.norm_eps), weight, y);
+      });
 }
 
 DeltaLayers::Product CudaContext::product_of(const CudaModel::Layer& w, std::int64_t count) {
@@ -768,8 +787,10 @@ void CudaContext::enqueue_recurrence(int layer, const CudaModel::Layer& w, std::
 void CudaContext::enqueue_output(const CudaModel::Layer& w, std::int64_t count) {
   const cuda::Addition addition = attention_addition(w, config_);
   recurrent_.gate(w, count, attention_.as<float>(), product_of(w, count));
-  if (!share_.heads)
-    return linear_.project_out(attention_.as<float>(), count, w.o, w.o_bias, x_.as<float>(), addition);
+  const float* const values = latent_
+                                  ? latent_.unfold(w, attention_.as<float>(), count, count <= kDecodeTokens)
+                                  : attention_.as<float>();
+  if (!share_.heads) return linear_.project_out(values, count, w.o, w.o_bias, x_.as<float>(), addition);
   linear_.multiply(attention_.as<float>(), count, w.o, w.o_bias, own_part(0), false);
   add_sum(0, count, addition);
 }

@@ -13,6 +13,7 @@
 #include "gpu/index/device_keys.h"
 #include "gpu/layers/delta_layers.h"
 #include "gpu/layers/gpu_states.h"
+#include "gpu/layers/latent_layers.h"
 #include "gpu/layers/layer_turns.h"
 #include "gpu/lists.h"
 #include "gpu/mass_finder.h"
@@ -164,6 +165,7 @@ class CudaContext final : public GpuContext {
   void enqueue_inputs(const Run& run);
   void enqueue_given(int layer, const Run& run);
   void enqueue_layer(int layer, const Run& run, ForwardWork& work);
+  void project(const CudaModel::Layer& w, const cuda::Linear::QkvArguments& qkv, const cuda::Queries& where);
   void enqueue_recurrence(int layer, const CudaModel::Layer& w, std::int64_t count);
   void enqueue_output(const CudaModel::Layer& w, std::int64_t count);
   void enqueue_mlp(const CudaModel::Layer& w, std::int64_t count);
@@ -233,6 +235,7 @@ class CudaContext final : public GpuContext {
   cuda::Linear linear_;
   cuda::Experts experts_;
   DeltaLayers recurrent_;
+  LatentLayers latent_;
   GpuStates states_;
   cuda::DeltaRows state_rows_;                // of the step that runs
   cuda::Buffer state_rows_there_;             // [1] DeltaRows

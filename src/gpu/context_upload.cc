@@ -22,8 +22,8 @@ void CudaContext::upload(const KvStore& store) {
   const TimedPart timed("keys to the GPU");
   const std::int64_t first = held_.count(begin), last = held_.count(end);
   range_.back(last);
-  const std::int64_t bytes =
-      2 * (last - first) * range_.layout().row_bytes() * config_.layers * config_.kv_heads;
+  const std::int64_t token_bytes = range_.layout().block_stride() / cuda::kBlockTokens,
+                     bytes = (last - first) * token_bytes * config_.layers;
   const std::vector<HostRows> pieces = pieces_to_upload(first, last);
   if (bytes >= kWorthPinning) {
     stream_.synchronize();  // a step that was cut off may still write rows; the pieces go by other streams
@@ -48,9 +48,9 @@ std::vector<CudaContext::HostRows> CudaContext::pieces_to_upload(std::int64_t be
   LODE_ASSERT(most > 0);
   std::vector<HostRows> pieces;
   for (int layer = 0; layer < config_.layers; ++layer)
-    for (int head = 0; head < config_.kv_heads && range_.has_rows(layer); ++head)
+    for (int head = 0; head < config_.kv_heads; ++head)
       for (const auto part : {cuda::KvRange::Part::k, cuda::KvRange::Part::v})
-        for (std::int64_t at = begin, next = 0; at < end; at = next) {
+        for (std::int64_t at = begin, next = 0; at < end && range_.holds(layer, head, part); at = next) {
           next = std::min(end, at - at % cuda::kBlockTokens + most);
           pieces.push_back({layer, head, part, at, next});
         }

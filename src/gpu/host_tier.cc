@@ -34,7 +34,7 @@ void copy_rows(const KvStore& store, int layer, int head, bool values, std::int6
 HostTier::HostTier(const KvShape& shape, ThreadPool& pool, cuda::StreamHandle stream)
     : shape_(shape),
       pool_(pool),
-      stage_({shape.kv_heads, shape.head_dim, shape.type, 0}, 1, shape.max_tokens),
+      stage_({shape.kv_heads, shape.head_dim, shape.type, 0, shape.shared_rows}, 1, shape.max_tokens),
       bases_(sizeof(const char*), "a layer's keys and values") {
   for (Bounce& bounce : bounce_) bounce.memory = cuda::PinnedBuffer(kBounceBytes);
   const char* const base = stage_.base();
@@ -46,7 +46,7 @@ HostTier::HostTier(const KvShape& shape, ThreadPool& pool, cuda::StreamHandle st
 void HostTier::move(cuda::KvRange& to, int to_layer, const KvStore& store, int layer, std::int64_t begin,
                     std::int64_t end, cuda::StreamHandle stream) {
   constexpr cuda::KvRange::Part kTo[] = {cuda::KvRange::Part::k, cuda::KvRange::Part::v};
-  const std::int64_t row = to.layout().row_bytes(), parts = 2 * shape_.kv_heads;
+  const std::int64_t row = to.layout().row_bytes(), parts = shape_.shared_rows ? 1 : 2 * shape_.kv_heads;
   const std::int64_t most =
       std::max<std::int64_t>(1, kBounceBytes / (row * parts) / cuda::kBlockTokens) * cuda::kBlockTokens;
   for (std::int64_t at = begin; at < end;) {

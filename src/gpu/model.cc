@@ -75,6 +75,17 @@ std::int64_t padded_experts(const Weight& one, std::size_t count) {
   return aligned(bytes_there(one, expert_format(one)) * static_cast<std::int64_t>(count));
 }
 
+/// Each head's matrix lies behind the one before; those of blocks take 16 bits.
+std::int64_t bytes_of_head(const Weight& head) {
+  return is_plain(head.type) ? bytes_of(head) : head.rows * head.cols * bytes_of(DType::bf16);
+}
+std::int64_t bytes_of_latent(const LatentWeights& w) {
+  std::int64_t bytes = 0;
+  for (const std::vector<Weight>* heads : {&w.k_b, &w.v_b})
+    if (!heads->empty()) bytes += aligned(bytes_of_head(heads->front()) * std::ssize(*heads));
+  return bytes;
+}
+
 /// Blocks of random codes under scales that give numbers of a usual spread, 1 / sqrt(cols) or so.
 std::vector<std::uint8_t> random_blocks(WeightType type, std::int64_t count, std::int64_t cols,
                                         std::uint64_t seed) {
@@ -126,17 +137,18 @@ enum class Form {
   numbers  ///< in 32 bits
 };
 
-/// Every weight but the experts' once: body(weight, form).
+/// Every weight but the experts' and those of single heads once: body(weight, form).
 void for_each(const ModelWeights& m, bool tied, const auto& body) {
   body(m.embedding, Form::matrix);
   for (const LayerWeights& w : m.layers) {
-    for (const Weight* weight : {&w.q,         &w.k,         &w.v,       &w.q_bias,    &w.k_bias,
-                                 &w.v_bias,    &w.o,         &w.o_bias,  &w.gate,      &w.up,
-                                 &w.down,      &w.gate_bias, &w.up_bias, &w.down_bias, &w.attention_gate,
-                                 &w.delta.qkv, &w.delta.z,   &w.delta.b, &w.delta.a,   &w.delta.out})
+    for (const Weight* weight : {&w.q,          &w.k,          &w.v,          &w.q_bias,    &w.k_bias,
+                                 &w.v_bias,     &w.o,          &w.o_bias,     &w.gate,      &w.up,
+                                 &w.down,       &w.gate_bias,  &w.up_bias,    &w.down_bias, &w.attention_gate,
+                                 &w.delta.qkv,  &w.delta.z,    &w.delta.b,    &w.delta.a,   &w.delta.out,
+                                 &w.latent.q_a, &w.latent.q_b, &w.latent.kv_a})
       body(*weight, Form::matrix);
-    for (const Weight* gain :
-         {&w.attention_norm, &w.q_norm, &w.k_norm, &w.attention_post_norm, &w.mlp_norm, &w.mlp_post_norm})
+    for (const Weight* gain : {&w.attention_norm, &w.q_norm, &w.k_norm, &w.attention_post_norm, &w.mlp_norm,
+                               &w.mlp_post_norm, &w.latent.q_a_norm, &w.latent.kv_a_norm})
       body(*gain, Form::gain);
     for (const Weight* numbers : {&w.delta.conv, &w.delta.dt_bias, &w.delta.decay, &w.delta.norm, &w.sinks,
                                   &w.router, &w.router_bias, &w.choice_bias, &w.shared_gate})
@@ -164,16 +176,16 @@ cuda::RouterPlan router_plan(const ExpertPlan& e) {
 
 /// What of a model the forward pass on the GPU does not walk, by name.
 void refuse_what_only_the_cpu_has(const ModelConfig& c) {
-  constexpr int kMostHeadDim = 256;
+  constexpr int kMostHeadDim = 256, kMostStanding = 1024;
   const ModelPlan& p = c.plan;
   const auto any = [&](auto has) { return std::any_of(p.layers.begin(), p.layers.end(), has); };
   const char* const part =
-      c.head_dim > kMostHeadDim ? "heads of more than 256 numbers"
+      p.latent.kv_rank == 0 && c.head_dim > kMostHeadDim ? "heads of more than 256 numbers"
+      : p.latent.nope > kMostStanding ? "latent heads of which more than 1024 numbers stand still"
       : std::max(p.delta.key_dim, p.delta.value_dim) > cuda::kMostDeltaDim
           ? "recurrent heads of more than 256 numbers"
       : p.experts.apart                     ? "experts that stand apart"
       : p.experts.count > 0 && p.post_norms ? "norms behind experts"
-      : p.latent.kv_rank > 0                ? "latent rows"
       : p.inputs.width > 0                  ? "numbers for each layer"
       : p.v_norm                            ? "norms of values"
       : p.layer_factor                      ? "factors of layers"
@@ -188,7 +200,8 @@ void refuse_what_only_the_cpu_has(const ModelConfig& c) {
 
 /// What several GPUs do not share.
 void refuse_what_one_gpu_has(const ModelConfig& c) {
-  const char* const part = c.plan.experts.count > 0             ? "mixtures of experts"
+  const char* const part = c.plan.latent.kv_rank > 0            ? "latent rows"
+                           : c.plan.experts.count > 0           ? "mixtures of experts"
                            : c.plan.sinks                       ? "attention sinks"
                            : c.plan.attention_gate              ? "gated attention"
                            : !c.plan.recurrent_floats().empty() ? "recurrent layers"
@@ -254,7 +267,7 @@ CudaModel::CudaModel(const ModelConfig& config, const ModelWeights& weights, std
   std::int64_t bytes = 0;
   for_each(weights, config.tied_embeddings,
            [&](const Weight& w, Form form) { bytes += bytes_there(w, form, plus_one); });
-  for (const LayerWeights& w : weights.layers) bytes += bytes_of_experts(w);
+  for (const LayerWeights& w : weights.layers) bytes += bytes_of_experts(w) + bytes_of_latent(w.latent);
   if (limit > 0 && bytes > limit) {
     throw InputError(
         fmt::format("--gpu-memory: expected at least {} MiB for the model's weights, found a limit of {} MiB",
@@ -290,6 +303,7 @@ CudaModel::CudaModel(const ModelConfig& config, const ModelWeights& weights, std
          .mlp_post_norm = gain(w.mlp_post_norm),
          .attention_gate = take(w.attention_gate),
          .delta = take_delta(w.delta, config.plan.delta.decay_log),
+         .latent = take_latent(w.latent),
          .sinks = take_f32(w.sinks),
          .router = take_f32(w.router),
          .router_bias = take_f32(w.router_bias),
@@ -453,6 +467,37 @@ cuda::DeviceWeight CudaModel::take_numbers(const Weight& weight, float otherwise
   return {at, DType::f32, weight.rows, weight.cols};
 }
 
+/// The matrices of all heads behind one another.
+cuda::DeviceWeight CudaModel::take_heads(const std::vector<Weight>& heads) {
+  if (heads.empty()) return {};
+  const std::int64_t each = bytes_of_head(heads.front()), count = std::ssize(heads);
+  std::byte* const begin = memory_.as<std::byte>() + used_;
+  used_ += aligned(each * count);
+  const std::string remark = remark_;
+  cuda::DeviceWeight all;
+  for (std::int64_t h = 0; h < count; ++h)
+    all = place(heads[static_cast<std::size_t>(h)], cuda::TileFormat::none, 0, begin + h * each);
+  all.data = begin;
+  all.rows *= count;
+  if (remark_ == remark) return all;
+  // Other weights of the type may lie here as they are.
+  const char* const of_heads = "each head's own matrices take 16 bits on the GPU";
+  remark_ = remark;
+  if (remark.find(of_heads) == std::string::npos)
+    remark_ += (remark.empty() ? "" : "; ") + std::string(of_heads);
+  return all;
+}
+
+CudaModel::Latent CudaModel::take_latent(const LatentWeights& w) {
+  return {.q_a = take(w.q_a),
+          .q_a_norm = take_gain(w.q_a_norm, false),
+          .q_b = take(w.q_b),
+          .kv_a = take(w.kv_a),
+          .kv_a_norm = take_gain(w.kv_a_norm, false),
+          .k_b = take_heads(w.k_b),
+          .v_b = take_heads(w.v_b)};
+}
+
 CudaModel::Delta CudaModel::take_delta(const DeltaWeights& w, bool decay_log) {
   const auto as_is = +[](float x) { return x; };
   const auto of_log = +[](float x) { return -std::exp(x); };
@@ -546,6 +591,10 @@ std::shared_ptr<const GpuModel> make_gpu_model(const ModelConfig& config, const 
   const TimedPart timed("weights to the GPU");
   if (group.shares()) return make_sharded_model(config, weights, limit, group);
   return std::make_shared<CudaModel>(config, weights, limit, ModelShare{}, pool);
+}
+
+cuda::KvLayout layout_of(const ModelConfig& config, DType type) {
+  return {config.kv_heads, config.head_dim, type, 0, config.plan.latent.kv_rank > 0};
 }
 
 cuda::Linear::QkvArguments qkv_of(const CudaModel::Layer& layer, const ModelConfig& config) {

@@ -21,12 +21,18 @@ class CudaModel final : public GpuModel {
     cuda::DeviceWeight together;                   ///< qkv, z, b and a, where they are one matrix; or none
     cuda::DeviceWeight conv, dt_bias, rate, norm;  // float32
   };
+  /// What a layer with latent rows has in place of q, k and v.
+  struct Latent {
+    cuda::DeviceWeight q_a, q_a_norm, q_b, kv_a, kv_a_norm;
+    cuda::DeviceWeight k_b, v_b;  // [Hq * kv_rank, nope], [Hq * value, kv_rank]; not in tiles
+  };
   struct Layer {
     cuda::DeviceWeight attention_norm, q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, o, o_bias;
     cuda::DeviceWeight attention_post_norm, mlp_norm, gate, up, down, gate_bias, up_bias, down_bias;
     cuda::DeviceWeight mlp_post_norm;
     cuda::DeviceWeight attention_gate;
     Delta delta;
+    Latent latent;
     cuda::DeviceWeight sinks;                                          // [1, Hq] f32, as the next four
     cuda::DeviceWeight router, router_bias, choice_bias, shared_gate;  // [E, D], [1, E] twice, [1, D]
     cuda::ExpertMatrices expert_gate, expert_up, expert_down;
@@ -59,6 +65,8 @@ class CudaModel final : public GpuModel {
                                     Weight ExpertWeights::*bias);
   /// As float32, behind `change`; those of a shape alone become `otherwise`.
   cuda::DeviceWeight take_numbers(const Weight& weight, float otherwise, float (*change)(float));
+  cuda::DeviceWeight take_heads(const std::vector<Weight>& heads);
+  Latent take_latent(const LatentWeights& weights);
   Delta take_delta(const DeltaWeights& weights, bool decay_log);
   void take_tiles(const Weight& weight, cuda::TileFormat format, std::int64_t stride, std::byte* to);
   void take_widened(const Weight& weight, std::int64_t stride, std::byte* to);
@@ -83,6 +91,8 @@ class CudaModel final : public GpuModel {
   std::string remark_;
 };
 
+/// How keys and values of one sequence lie, but for the bytes from layer to layer.
+cuda::KvLayout layout_of(const ModelConfig& config, DType type);
 /// What a layer's products need of weights and plan; buffers, RoPE and where tokens stand are the caller's.
 cuda::Linear::QkvArguments qkv_of(const CudaModel::Layer& layer, const ModelConfig& config);
 cuda::Linear::MlpArguments mlp_of(const CudaModel::Layer& layer, const ModelConfig& config);

@@ -22,8 +22,7 @@
 #include "model/kv_shape.h"
 #include "support/family_folder.h"
 #include "support/family_golden.h"
-#include "support/hash_file.h"
-#include "support/random_folder.h"
+#include "support/latent_model.h"
 #include "support/refusal.h"
 
 namespace lode {
@@ -236,76 +235,21 @@ TEST_P(EngineFamily, AnInterruptedReadingIsTakenAsFarAsItIsWholeAndOfThisText) {
   EXPECT_EQ(restored(whole, text, halves), 0);
 }
 
-/// A model whose rows have the published size, 512 latent numbers and 64 that turn, and whose 32 query heads are two
-/// KV heads of the kernels with the same rows.
 class LatentRows : public testing::Test {
  protected:
   void SetUp() override {
-    std::string pattern = (std::filesystem::temp_directory_path() / "lode-latent-XXXXXX").string();
-    ASSERT_NE(mkdtemp(pattern.data()), nullptr);
-    dir_ = pattern;
-    const Json config = {{"architectures", {"DeepseekV3ForCausalLM"}},
-                         {"hidden_size", 48},
-                         {"intermediate_size", 64},
-                         {"num_hidden_layers", 2},
-                         {"num_attention_heads", 32},
-                         {"head_dim", 64},
-                         {"vocab_size", 64},
-                         {"max_position_embeddings", 4096},
-                         {"q_lora_rank", 40},
-                         {"kv_lora_rank", 512},
-                         {"qk_rope_head_dim", 64},
-                         {"qk_nope_head_dim", 16},
-                         {"v_head_dim", 12}};
-    test::write_random_folder(dir_, config, shapes());
-    std::ofstream(dir_ / "tokenizer.json") << letters_tokenizer().dump();
-    model_ = Model::load(dir_, 2);
     for (TokenId i = 0; i < 600; ++i) ids_.push_back((i * i + 5 * i + i / 9) % 64);
   }
-  void TearDown() override { std::filesystem::remove_all(dir_); }
-
   std::span<const TokenId> ids(std::size_t begin, std::size_t count) const {
     return std::span(ids_).subspan(begin, count);
   }
   Context context(DType type = DType::f32) const {
     return Context(model_, {.kv_type = type, .max_tokens = 700, .chunk = 64});
   }
-  static std::vector<test::NamedShape> shapes() {
-    std::vector<test::NamedShape> all = {
-        {"model.embed_tokens.weight", {64, 48}}, {"model.norm.weight", {48}}, {"lm_head.weight", {64, 48}}};
-    for (int i = 0; i < 2; ++i) {
-      const std::string layer = "model.layers." + std::to_string(i) + ".";
-      for (const test::NamedShape& one :
-           std::vector<test::NamedShape>{{"input_layernorm", {48}},
-                                         {"post_attention_layernorm", {48}},
-                                         {"self_attn.q_a_proj", {40, 48}},
-                                         {"self_attn.q_a_layernorm", {40}},
-                                         {"self_attn.q_b_proj", {32 * 80, 40}},
-                                         {"self_attn.kv_a_proj_with_mqa", {576, 48}},
-                                         {"self_attn.kv_a_layernorm", {512}},
-                                         {"self_attn.kv_b_proj", {32 * 28, 512}},
-                                         {"self_attn.o_proj", {48, 32 * 12}},
-                                         {"mlp.gate_proj", {64, 48}},
-                                         {"mlp.up_proj", {64, 48}},
-                                         {"mlp.down_proj", {48, 64}}})
-        all.emplace_back(layer + one.first + ".weight", one.second);
-    }
-    return all;
-  }
-  /// Untrained signatures of every layer.
-  std::filesystem::path signatures() const {
-    const ModelConfig& c = model_->config();
-    std::vector<HashWeights> layers;
-    for (int i = 0; i < c.layers; ++i)
-      layers.push_back(test::random_hash_weights(
-          {.layer = i, .query_heads = c.query_heads, .kv_heads = c.kv_heads, .head_dim = c.head_dim}, {}));
-    const auto path = dir_ / "signatures.safetensors";
-    write_hash_weights(path, layers, model_->fingerprint(), {});
-    return path;
-  }
   static constexpr MethodId kFull = kDense;
-  std::filesystem::path dir_;
-  std::shared_ptr<const Model> model_;
+  const test::LatentFolder folder_;
+  const std::filesystem::path dir_ = folder_.path();
+  std::shared_ptr<const Model> model_ = folder_.load();
   std::vector<TokenId> ids_;
 };
 
@@ -333,15 +277,16 @@ TEST_F(LatentRows, AreKeptOnceAtTheirPublishedSize) {
 
 TEST_F(LatentRows, EveryMethodThatSelectsAllOfThemIsFullAttention) {
   const std::string dense = ",sink=1,window=31,dense_layers=0";
-  const std::vector<std::string> specs = {"topk:k=100000" + dense,
-                                          "topk:k=100000,per=kv-head,by=value" + dense,
-                                          "topk:mass=1" + dense,
-                                          "kmeans:clusters=12,probes=12" + dense,
-                                          "squeezed:sparsity=0" + dense,
-                                          "squeezed:sparsity=0,levels=2,clusters=20%,clusters1=5%" + dense,
-                                          "hash:budget=1.0,weights=" + signatures().string() + dense,
-                                          "hyperplanes:budget=1.0" + dense,
-                                          "retrieval:k=100000" + dense};
+  const std::vector<std::string> specs = {
+      "topk:k=100000" + dense,
+      "topk:k=100000,per=kv-head,by=value" + dense,
+      "topk:mass=1" + dense,
+      "kmeans:clusters=12,probes=12" + dense,
+      "squeezed:sparsity=0" + dense,
+      "squeezed:sparsity=0,levels=2,clusters=20%,clusters1=5%" + dense,
+      "hash:budget=1.0,weights=" + folder_.signatures(*model_).string() + dense,
+      "hyperplanes:budget=1.0" + dense,
+      "retrieval:k=100000" + dense};
   Context exact = context();
   exact.prefill(ids(0, 250));
   const std::vector<float> question = exact.forward(ids(250, 9), kFull);

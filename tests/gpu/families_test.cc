@@ -123,8 +123,9 @@ TEST_P(GpuFamily, SelectingEverythingIsFullAttention) {
 INSTANTIATE_TEST_SUITE_P(Models, GpuFamily,
                          testing::Values("llama", "mistral-window", "ministral3", "qwen2", "qwen2-window",
                                          "qwen3", "gemma3", "phi3", "phi3-longrope", "smollm3", "granite",
-                                         "mixtral", "qwen3-moe", "qwen3-moe-mixed", "gpt-oss",
-                                         "gpt-oss-mxfp4", "qwen35", "qwen35-moe", "qwen3-next"),
+                                         "mixtral", "qwen3-moe", "qwen3-moe-mixed", "gpt-oss", "deepseek-v2",
+                                         "deepseek-v3", "gpt-oss-mxfp4", "qwen35", "qwen35-moe",
+                                         "qwen3-next"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

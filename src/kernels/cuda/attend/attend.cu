@@ -23,6 +23,7 @@
 #include "kernels/cuda/attend/attend_beside.h"
 #include "kernels/cuda/attend/attend_finish.cuh"
 #include "kernels/cuda/attend/attend_generic.h"
+#include "kernels/cuda/attend/attend_latent.h"
 #include "kernels/cuda/attend/attend_many.h"
 #include "kernels/cuda/attend/split_plan.h"
 #include "kernels/cuda/device/hopper.cuh"
@@ -208,6 +209,11 @@ bool launch_for(const Params& p, StreamHandle stream) {
 void attend(const Queries& queries, const RowLists* lists, std::int64_t max_tokens, void* workspace,
             StreamHandle stream, bool may_wait = true) {
   if (queries.count == 0) return;
+  if (queries.layout.shared_rows) {
+    if (!attend_latent_decode(queries, lists, max_tokens, workspace, stream))
+      attend_generic(queries, lists, stream);
+    return;
+  }
   Params p = {.queries = queries, .has_lists = lists != nullptr};
   std::int64_t most_keys = max_tokens;
   if (lists != nullptr) {

@@ -156,8 +156,8 @@ template <class Source>
 void launch(const Queries& queries, const Source& source, StreamHandle stream) {
   if (queries.count == 0) return;
   if (queries.layout.head_dim > kMaxGenericDim)
-    throw RunError("expected a head dimension of at most 512 on the GPU, found " +
-                   std::to_string(queries.layout.head_dim));
+    throw RunError("expected a head dimension of at most " + std::to_string(kMaxGenericDim) +
+                   " on the GPU, found " + std::to_string(queries.layout.head_dim));
   const int blocks = queries.count * queries.query_heads;
   const auto launch_for = [&](auto type) {
     attend_kernel<decltype(type)><<<blocks, kWarps * kLanes, 0, stream>>>(queries, source);

@@ -7,7 +7,7 @@
 
 namespace lode::cuda {
 
-inline constexpr int kMaxGenericDim = 512;
+inline constexpr int kMaxGenericDim = 640;
 
 /// Every query attends sink, its lists and its window; without lists (null) all keys [0, position].
 void attend_generic(const Queries& queries, const RowLists* lists, StreamHandle stream);

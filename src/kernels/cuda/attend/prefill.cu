@@ -6,6 +6,7 @@
 #include <string>
 
 #include "kernels/cuda/attend/attend_block.h"
+#include "kernels/cuda/attend/attend_latent.h"
 #include "kernels/cuda/attend/attend_shared.h"
 #include "kernels/cuda/attend/attend_window.h"
 #include "kernels/cuda/attend/merge_states.h"
@@ -178,8 +179,10 @@ void launch_for(const Queries& queries, int position, const PrefillKeys& keys, c
     launch<T, 2>(queries, position, keys, place, stream);
   else if (d <= 128)
     launch<T, 4>(queries, position, keys, place, stream);
-  else
+  else if (d <= 256)
     launch<T, 8>(queries, position, keys, place, stream);
+  else
+    launch<T, 20>(queries, position, keys, place, stream);
 }
 
 template <class Place>
@@ -212,12 +215,13 @@ namespace {
 
 void attend_keys(const Queries& queries, std::int32_t position, const PrefillKeys& keys, StreamHandle stream,
                  Precision precision) {
-  const int d = queries.layout.head_dim;
-  if (d < 2 || d > 256 || queries.query_heads % queries.layout.kv_heads != 0) {
-    throw RunError("expected heads of 2 to 256 numbers and whole groups, found " + std::to_string(d) +
-                   " numbers and " + std::to_string(queries.query_heads) + " heads on " +
+  const int d = queries.layout.head_dim, most = queries.layout.shared_rows ? 640 : 256;
+  if (d < 2 || d > most || queries.query_heads % queries.layout.kv_heads != 0) {
+    throw RunError("expected heads of 2 to " + std::to_string(most) + " numbers and whole groups, found " +
+                   std::to_string(d) + " numbers and " + std::to_string(queries.query_heads) + " heads on " +
                    std::to_string(queries.layout.kv_heads));
   }
+  if (precision == Precision::fast && attend_latent_prefill(queries, position, keys, stream)) return;
   if (precision == Precision::fast && (attend_prefill_hopper(queries, position, keys, stream) ||
                                        attend_prefill_mma(queries, position, keys, stream)))
     return;

@@ -74,7 +74,7 @@ struct InCallersArrays {
 };
 #endif
 
-/// Any store, head dimension up to 256 and group, in float32. Here and below `kv`, if not null, is where keys and
+/// Any store, head dimension up to 640 and group, in float32. Here and below `kv`, if not null, is where keys and
 /// values lie in place of the queries' layer.
 void attend_prefill_f32(const Queries& queries, std::int32_t position, const PrefillKeys& keys,
                         StreamHandle stream, const StridedKv* kv = nullptr);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <string>
 
+#include "kernels/cuda/attend/attend_latent.h"
 #include "kernels/cuda/attend/split_plan.h"
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/sm_count.h"
@@ -13,6 +14,7 @@ namespace {
 
 constexpr int kSlots = 132;  // processors of an H200
 constexpr int kTickets = 1 << 16;
+constexpr int kWidestTiled = 256;  // numbers of a head; wider rows are latent
 
 /// Blocks that share a list. Bits depend on the number of KV heads by this.
 int parts_for(int kv_heads, int head_dim) {
@@ -64,6 +66,7 @@ void share_out(Params& p, std::int64_t most_keys, void* workspace, StreamHandle 
 }
 
 std::int64_t decode_workspace_bytes(int queries, int query_heads, int kv_heads, int head_dim) {
+  if (head_dim > kWidestTiled) return latent_workspace_bytes(queries, query_heads, head_dim);
   // The tickets come first, in a region of fixed size: they stay zero whatever calls came before.
   const std::int64_t columns = std::int64_t{queries} * query_heads * ((head_dim + 3) / 4);
   return kTickets * 4 + columns * parts_for(kv_heads, head_dim) * std::int64_t{24};

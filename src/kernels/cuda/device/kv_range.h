@@ -24,6 +24,11 @@ class KvRange {
   const KvLayout& layout() const { return layout_; }
   char* base() const { return base_; }
   bool has_rows(int layer) const { return without_.empty() || !without_[static_cast<std::size_t>(layer)]; }
+  enum class Part { k, v };
+  /// Whether a part of a head lies here by itself.
+  bool holds(int layer, int head, Part part) const {
+    return has_rows(layer) && (!layout_.shared_rows || (head == 0 && part == Part::k));
+  }
   /// Backs rows [0, tokens) of every layer that has rows; new pages hold zeros. RunError when the GPU has not so much
   /// memory: what was backed before stays.
   void back(std::int64_t tokens);
@@ -37,7 +42,6 @@ class KvRange {
 
   /// Copies rows [begin, end) of one layer and head between the range and plain host rows [.., d]; host
   /// points at the row `begin`. Whole blocks in one call of the driver.
-  enum class Part { k, v };
   void to_host(int layer, int head, Part part, std::int64_t begin, std::int64_t end, void* host,
                StreamHandle) const;
   void to_device(int layer, int head, Part part, std::int64_t begin, std::int64_t end, const void* host,
