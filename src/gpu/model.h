@@ -2,6 +2,7 @@
 // A model's weights on the GPU.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,16 @@ class CudaModel final : public GpuModel {
     cuda::DeviceWeight together;                   ///< qkv, z, b and a, where they are one matrix; or none
     cuda::DeviceWeight conv, dt_bias, rate, norm;  // float32
   };
+  /// What a layer does with the numbers that it is given beside the stream.
+  struct Inputs {
+    cuda::DeviceWeight gate, out, norm;  // [width, D], [D, width], [1, D]
+  };
+  /// What experts that stand apart have beside their matrices.
+  struct Apart {
+    cuda::DeviceWeight dense_post_norm, norm, post_norm;  // [1, D]
+    cuda::DeviceWeight router_norm;                       // [1, D] f32, its scale included
+    cuda::DeviceWeight factors;                           // [1, E] f32
+  };
   struct Layer {
     cuda::DeviceWeight attention_norm, q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, o, o_bias;
     cuda::DeviceWeight attention_post_norm, mlp_norm, gate, up, down, gate_bias, up_bias, down_bias;
@@ -30,6 +41,9 @@ class CudaModel final : public GpuModel {
     cuda::DeviceWeight sinks;                                          // [1, Hq] f32, as the next four
     cuda::DeviceWeight router, router_bias, choice_bias, shared_gate;  // [E, D], [1, E] twice, [1, D]
     cuda::ExpertMatrices expert_gate, expert_up, expert_down;
+    Apart apart;
+    Inputs inputs;
+    float factor = 1.0f;  ///< of the stream behind the layer
     bool experts() const { return expert_gate.count > 0; }
   };
 
@@ -47,6 +61,7 @@ class CudaModel final : public GpuModel {
 
   cuda::DeviceWeight embedding, final_norm;
   cuda::DeviceWeight output;  ///< its rows alone, of several GPUs
+  cuda::DeviceWeight input_embedding, input_projection, input_projection_norm;  ///< of ModelWeights
   std::vector<Layer> layers;
 
  private:
@@ -58,7 +73,9 @@ class CudaModel final : public GpuModel {
   cuda::ExpertMatrices take_experts(const std::vector<ExpertWeights>& experts, Weight ExpertWeights::*which,
                                     Weight ExpertWeights::*bias);
   /// As float32, behind `change`; those of a shape alone become `otherwise`.
-  cuda::DeviceWeight take_numbers(const Weight& weight, float otherwise, float (*change)(float));
+  cuda::DeviceWeight take_numbers(const Weight& weight, float otherwise,
+                                  const std::function<float(float)>& change);
+  Apart take_apart(const ApartWeights& weights, const ModelConfig& config);
   Delta take_delta(const DeltaWeights& weights, bool decay_log);
   void take_tiles(const Weight& weight, cuda::TileFormat format, std::int64_t stride, std::byte* to);
   void take_widened(const Weight& weight, std::int64_t stride, std::byte* to);
@@ -90,6 +107,8 @@ cuda::Linear::MlpArguments mlp_of(const CudaModel::Layer& layer, const ModelConf
 cuda::ExpertArguments experts_of(const CudaModel::Layer& layer, const ModelConfig& config);
 /// The widest feed-forward that every token goes through.
 std::int64_t widest_feed_forward(const ModelConfig& config);
+/// Of decode attention of up to kMostSparseTokens tokens, whichever layer it is of.
+std::int64_t attention_workspace_bytes(const ModelConfig& config);
 /// How attention's output is added to the stream.
 cuda::Addition attention_addition(const CudaModel::Layer& layer, const ModelConfig& config);
 

@@ -284,7 +284,7 @@ struct TestLayer {
     a.activation = {.slope = 1.702f, .limit = 1.5f, .offset = 1.0f};
     a.shared = {a.norm, shared.m.all, shared_up.m.all, shared_down.m.all, {}, {}, {}, a.eps};
     a.shared_gate = {shared_gate_there.get(), DType::f32, 1, hidden};
-    a.multiplier = 0.5f;
+    a.addition.multiplier = 0.5f;
   }
   static double silu(double g, double u) { return g / (1 + std::exp(-g)) * u; }
   double activated(double g, double u) const {
@@ -320,7 +320,7 @@ struct TestLayer {
       for (std::size_t i = 0; i < y.size(); ++i) sum[i] += chosen.weight[j] * y[i];
     }
     for (std::size_t i = 0; i < sum.size(); ++i)
-      sum[i] = static_cast<double>(x[i]) + static_cast<double>(a.multiplier) * sum[i];
+      sum[i] = static_cast<double>(x[i]) + static_cast<double>(a.addition.multiplier) * sum[i];
     return sum;
   }
   ExpertSizes sizes() const {
