@@ -178,8 +178,10 @@ void launch_for(const Queries& queries, int position, const PrefillKeys& keys, c
     launch<T, 2>(queries, position, keys, place, stream);
   else if (d <= 128)
     launch<T, 4>(queries, position, keys, place, stream);
-  else
+  else if (d <= 256)
     launch<T, 8>(queries, position, keys, place, stream);
+  else
+    launch<T, 16>(queries, position, keys, place, stream);
 }
 
 template <class Place>
@@ -213,9 +215,10 @@ namespace {
 void attend_keys(const Queries& queries, std::int32_t position, const PrefillKeys& keys, StreamHandle stream,
                  Precision precision) {
   const int d = queries.layout.head_dim;
-  if (d < 2 || d > 256 || queries.query_heads % queries.layout.kv_heads != 0) {
-    throw RunError("expected heads of 2 to 256 numbers and whole groups, found " + std::to_string(d) +
-                   " numbers and " + std::to_string(queries.query_heads) + " heads on " +
+  if (d < 2 || d > kMostPrefillDim || queries.query_heads % queries.layout.kv_heads != 0) {
+    throw RunError("expected heads of 2 to " + std::to_string(kMostPrefillDim) +
+                   " numbers and whole groups, found " + std::to_string(d) + " numbers and " +
+                   std::to_string(queries.query_heads) + " heads on " +
                    std::to_string(queries.layout.kv_heads));
   }
   if (precision == Precision::fast && (attend_prefill_hopper(queries, position, keys, stream) ||
