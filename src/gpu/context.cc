@@ -144,17 +144,14 @@ std::unique_ptr<CudaContext> CudaContext::make(const ModelConfig& config,
   GpuContextOptions held = options;  // of the text, this GPU's range
   held.max_tokens = (options.max_tokens + share.ranges.size - 1) / share.ranges.size;
   Placement place = placement_of(config, *model, held);
-  if (place.on_host && !config.plan.recurrent_floats().empty())
+  const char* const part = !config.plan.recurrent_floats().empty() ? "recurrent layers"
+                           : !layer_rows(config).empty()           ? "heads of different sizes"
+                                                                   : nullptr;
+  if (place.on_host && part != nullptr)
     throw InputError(
-        fmt::format("expected keys and values of a model with recurrent layers on the GPU, found them in "
-                    "host memory ({}): use "
-                    "fewer tokens (-c), another --kv-type, or --device cpu",
-                    place.sentence));
-  if (place.on_host && !layer_rows(config).empty())
-    throw InputError(fmt::format(
-        "expected keys and values of a model whose layers have heads of different sizes on the GPU, "
-        "found them in host memory ({}): use fewer tokens (-c), another --kv-type, or --device cpu",
-        place.sentence));
+        fmt::format("expected keys and values of a model with {} on the GPU, found them in host memory ({}): "
+                    "use fewer tokens (-c), another --kv-type, or --device cpu",
+                    part, place.sentence));
   place.sentence = sentence_of(place, options);
   if (!model->remark().empty()) place.sentence += "; " + model->remark();
   return std::make_unique<CudaContext>(config, std::move(model), options, place, std::move(share));
