@@ -177,7 +177,7 @@ void check_sources(const Request& request) {
   const Context::Impl& context = request.document->impl().parts();
   if (context.gpu != nullptr && !context.rereads_for_sources())
     throw InputError(
-        "sources of answers about a document on a GPU: expected heads of 64 to 256 dimensions, a multiple of "
+        "sources of answers about a document on a GPU: expected heads of 64 to 512 dimensions, a multiple of "
         "16, and "
         "no recurrent layers, found others: ask without sources, or use --device cpu");
 }

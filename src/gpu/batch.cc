@@ -30,11 +30,10 @@ std::int64_t power_above(std::int64_t n) {
 
 cuda::NarrowLinear::Sizes sizes_of(const ModelConfig& c) {
   return {.hidden = c.hidden,
-          .intermediate = widest_feed_forward(c),
-          .q_cols = std::max({std::int64_t{c.query_heads} * c.head_dim, c.plan.delta.values(),
-                              LatentLayers::most_columns(c)}),
-          .kv_cols = std::int64_t{c.kv_heads} * c.head_dim,
-          .vocab = std::max<std::int64_t>(c.vocab, DeltaLayers::most_columns(c))};
+          .intermediate = std::max<std::int64_t>(widest_feed_forward(c), c.plan.inputs.width),
+          .q_cols = std::max({c.most_query_columns(), c.plan.delta.values(), LatentLayers::most_columns(c)}),
+          .kv_cols = c.most_kv_columns(),
+          .vocab = std::max({c.vocab, DeltaLayers::most_columns(c), LayerInputs::most_columns(c)})};
 }
 
 CudaContext& on_gpu(GpuContext& context) {
@@ -63,25 +62,28 @@ CudaBatch::CudaBatch(const ModelConfig& config, std::shared_ptr<const CudaModel>
       model_(std::move(model)),
       options_(options),
       pool_(std::make_shared<TailPool>(layout_of(config, options.kv_type), config.layers, options.tail_tokens,
-                                       DeltaLayers::without_rows(config))),
+                                       layer_rows(config))),
       linear_(stream_.get(), precision()),
       narrow_(linear_, stream_.get(), precision()),
       experts_(linear_, stream_.get(), precision()),
       recurrent_(config, kWideRows, stream_.get()),
       latent_(config, kWideRows, stream_.get(), precision()),
+      inputs_(config, kWideRows, stream_.get()),
+      kinds_(config),
       turns_(config) {
-  const std::int64_t n = kWideRows, d = config.head_dim, heads = config.query_heads, f = sizeof(float);
+  const std::int64_t n = kWideRows, heads = config.query_heads, f = sizeof(float);
   const char* const what = "the activations of a batch";
   staged_there_ = cuda::Buffer(sizeof(Staged), what);
   staged_ = cuda::PinnedBuffer(sizeof(Staged));
   layer_bases_ = cuda::PinnedBuffer(2 * config.layers * kMostSparseTokens * std::int64_t{sizeof(char*)});
   layer_bases_there_ = cuda::Buffer(layer_bases_.bytes(), what);
-  frequencies_ = cuda::Buffer(d * f, what);
-  no_rows_ = cuda::Buffer(kMostSparseTokens * config.kv_heads * std::int64_t{sizeof(std::int32_t)}, what);
+  frequencies_ = cuda::Buffer(LayerTurns::frequency_bytes(config), what);
+  no_rows_ =
+      cuda::Buffer(kMostSparseTokens * config.most_kv_heads() * std::int64_t{sizeof(std::int32_t)}, what);
   cuda::fill(no_rows_.as<void>(), 0, no_rows_.bytes(), stream_.get());
   x_ = cuda::Buffer(n * config.hidden * f, what);
   for (cuda::Buffer* b : {&q_, &q_unrotated_, &attention_, &far_, &near_})
-    *b = cuda::Buffer(n * heads * d * f, what);
+    *b = cuda::Buffer(n * config.most_query_columns() * f, what);
   for (cuda::Buffer* b : {&tail_lse_, &far_lse_, &near_lse_}) *b = cuda::Buffer(n * heads * f, what);
   logits_ = cuda::Buffer(kNarrowRows * config.vocab * f, "logits");
   staged_logits_ = cuda::PinnedBuffer(logits_.bytes());
@@ -93,9 +95,7 @@ CudaBatch::CudaBatch(const ModelConfig& config, std::shared_ptr<const CudaModel>
   linear_.reserve_panel(model_->panel_bytes(precision()));
   narrow_.reserve(sizes);
   for (cuda::Buffer* b : {&workspace_, &tail_workspace_}) {
-    *b = cuda::Buffer(
-        cuda::decode_workspace_bytes(kMostSparseTokens, config.query_heads, config.kv_heads, config.head_dim),
-        "partial results of attention");
+    *b = cuda::Buffer(attention_workspace_bytes(config), "partial results of attention");
     cuda::fill(b->as<void>(), 0, b->bytes(), stream_.get());
   }
   shared_workspace_ = cuda::Buffer(
@@ -128,13 +128,11 @@ std::unique_ptr<GpuTail> CudaBatch::branch(GpuContext& document, std::int64_t ro
     }
   };
   auto tail = take();
-  if (rest > 0) {
-    const cuda::KvLayout &to = pool_->range().layout(), &layout = from.range_.layout();
-    const char* const block = from.range_.base() + seam / kBlockTokens * layout.block_stride();
-    for (int layer = 0; layer < config_.layers; ++layer)
-      if (from.range_.has_rows(layer))
-        cuda::copy(pool_->block(tail->first) + layer * to.layer_stride, block + layer * layout.layer_stride,
-                   layout.block_stride(), stream_.get());
+  for (int layer = 0; layer < config_.layers && rest > 0; ++layer) {
+    if (!from.range_.has_rows(layer)) continue;
+    const std::int64_t block = from.range_.layout(layer).block_stride();
+    cuda::copy(pool_->block(tail->first, layer) + layer * pool_->range().layout().layer_stride,
+               from.range_.layer(layer) + seam / kBlockTokens * block, block, stream_.get());
   }
   return tail;
 }
@@ -152,9 +150,7 @@ std::vector<CudaBatch::Token> CudaBatch::tokens_of(const GpuBatchRow& row, float
   const std::int64_t seam = whole_blocks(document.tokens_);
   std::vector<Token> tokens;
   for (std::size_t t = 0; t < row.tokens.size(); ++t) {
-    if (row.tokens[t] < 0 || row.tokens[t] >= config_.vocab)
-      throw InputError(
-          fmt::format("expected token ids from 0 to {}, found {}", config_.vocab - 1, row.tokens[t]));
+    LayerInputs::expect_known(config_, row.tokens[t]);
     Token token = {.row = &row,
                    .id = row.tokens[t],
                    .position = document.tokens_ + row.earlier + static_cast<std::int64_t>(t),
@@ -354,17 +350,20 @@ void CudaBatch::prepare(const Pass& pass) {
 /// What the kernels look up, in pinned memory.
 void CudaBatch::stage(Pass& pass) {
   Staged& s = *staged_.as<Staged>();
-  const cuda::KvLayout& tails = pool_->range().layout();
   for (std::size_t i = 0; i < pass.tokens.size(); ++i) {
     const Token& t = pass.tokens[i];
     const auto number = static_cast<std::int32_t>(i);
     const auto at = [](std::int64_t position) { return static_cast<std::int32_t>(position); };
-    const char* const tail = pool_->block(dynamic_cast<const CudaTail&>(*t.row->tail).first);
+    for (int kind = 0; kind < kinds_.count(); ++kind) {
+      const int layer = kinds_.layer(kind);
+      const char* const tail = pool_->block(dynamic_cast<const CudaTail&>(*t.row->tail).first, layer);
+      const auto k = static_cast<std::size_t>(kind);
+      s.tail_bases[k][i] = tail;
+      s.absolute_bases[k][i] = tail - t.seam / kBlockTokens * pool_->range().layout(layer).block_stride();
+    }
     s.ids[i] = t.id;
     s.absolute[i] = {number, at(t.position)};
-    s.absolute_bases[i] = tail - t.seam / kBlockTokens * tails.block_stride();
     s.in_tail[i] = {number, at(t.position - t.seam)};
-    s.tail_bases[i] = tail;
     s.to_select[i] = {document_of(pass, number),
                       at(t.method != nullptr ? t.far_end + t.row->dense.window - 1 : t.seam)};
     s.in_document[i] = {group_of(pass, number).number + document_of(pass, number), at(t.seam)};
@@ -416,9 +415,7 @@ void CudaBatch::stage_documents(const Pass& pass) {
   auto** const documents = layer_bases_.as<const char*>();
   auto** const near = documents + config_.layers * kMostSparseTokens;
   for (int layer = 0; layer < config_.layers; ++layer) {
-    const auto of_layer = [&](const CudaContext& document) {
-      return document.range_.base() + layer * document.range_.layout().layer_stride;
-    };
+    const auto of_layer = [&](const CudaContext& document) { return document.range_.layer(layer); };
     const std::int64_t row = std::int64_t{layer} * kMostSparseTokens;
     for (const Group& group : pass.groups)
       for (std::size_t i = 0; i < group.asked.size(); ++i)
@@ -427,7 +424,8 @@ void CudaBatch::stage_documents(const Pass& pass) {
       const Token& t = pass.tokens[i];
       if (t.method != nullptr)
         near[row + static_cast<std::int64_t>(i)] =
-            of_layer(*t.document) + t.far_end / kBlockTokens * t.document->range_.layout().block_stride();
+            of_layer(*t.document) +
+            t.far_end / kBlockTokens * t.document->range_.layout(layer).block_stride();
     }
   }
 }
@@ -440,6 +438,8 @@ void CudaBatch::enqueue(const Pass& pass) {
     if (group.method() != nullptr) group.method()->selector->upload(stream);
   cuda::embed(there(staged_.as<Staged>()->ids)->data(), pass.count(), model_->embedding, x_.as<float>(),
               stream, static_cast<float>(config_.plan.embedding_multiplier));
+  inputs_.make(*model_, there(staged_.as<Staged>()->ids)->data(), pass.count(), x_.as<float>(),
+               product_of_stream(pass));
   for (int layer = 0; layer < config_.layers; ++layer) enqueue_layer(layer, pass);
   for (const Group& group : pass.groups)
     if (GpuMethodState* const method = group.method(); method != nullptr)
@@ -457,10 +457,10 @@ const T* CudaBatch::there(const T& staged) const {
 
 /// Of all tokens, over the tails.
 cuda::Queries CudaBatch::queries(const Pass& pass, int layer, const cuda::QueryToken* tokens,
-                                 const char* const* bases) const {
-  const cuda::KvLayout& layout = pool_->range().layout();
+                                 const TailBases& bases) const {
+  const cuda::KvLayout layout = pool_->range().layout(layer);
   return {.tokens = tokens,
-          .bases = bases,
+          .bases = bases[static_cast<std::size_t>(kinds_.of(layer))].data(),
           .layer_offset = layer * layout.layer_stride,
           .layout = layout,
           .count = pass.count(),
@@ -479,11 +479,36 @@ void CudaBatch::enqueue_layer(int layer, const Pass& pass) {
                                        ? model_->layers[static_cast<std::size_t>(layer) + 1].attention_norm
                                        : model_->final_norm;
   enqueue_mixer(layer, pass);
-  if (w.experts()) return enqueue_experts(w, pass);
-  if (pass.narrow)
-    narrow_.mlp(mlp, pass.count(), x_.as<float>(), next);
+  if (w.experts())
+    enqueue_experts(w, pass);
+  else if (pass.narrow)
+    narrow_.mlp(mlp, pass.count(), x_.as<float>(), inputs_.none() ? next : cuda::DeviceWeight{});
   else
     linear_.mlp(mlp, pass.count(), x_.as<float>());
+  if (!inputs_.none()) enqueue_inputs(layer, pass, next);
+}
+
+/// What the layer makes of the numbers that it is given beside the stream.
+void CudaBatch::enqueue_inputs(int layer, const Pass& pass, const cuda::DeviceWeight& next) {
+  const CudaModel::Layer& w = model_->layers[static_cast<std::size_t>(layer)];
+  const cuda::Addition addition = input_addition(w, config_);
+  float* const x = x_.as<float>();
+  const float* const weighed = inputs_.weigh(layer, w, pass.count(), x, product_of_stream(pass));
+  if (pass.narrow)
+    narrow_.project_out(weighed, pass.count(), w.inputs.out, {}, x, addition, next);
+  else
+    linear_.project_out(weighed, pass.count(), w.inputs.out, {}, x, addition);
+}
+
+/// Of a pass's rows as they are, without a norm.
+LayerInputs::Product CudaBatch::product_of_stream(const Pass& pass) {
+  return [this, count = pass.count(), narrow = pass.narrow](const float* x, const cuda::DeviceWeight& w,
+                                                            float* y) {
+    if (narrow)
+      narrow_.multiply(x, count, w, y);
+    else
+      linear_.multiply(x, count, w, {}, y, false);
+  };
 }
 
 /// Generated tokens in pieces, so that a row goes one way whatever their number.
@@ -519,7 +544,7 @@ void CudaBatch::enqueue_mixer(int layer, const Pass& pass) {
   qkv.rope_scale = turn.rope.attention_scaling();
   qkv.q_out = q_.as<float>();
   qkv.q_unrotated = q_unrotated_.as<float>();
-  const cuda::Queries all = queries(pass, layer, there(s.absolute)->data(), there(s.absolute_bases)->data());
+  const cuda::Queries all = queries(pass, layer, there(s.absolute)->data(), *there(s.absolute_bases));
   project(w, qkv, all, pass.narrow);
   attend(layer, pass);
   if (!pass.narrow) report_masses(layer, pass);
@@ -557,7 +582,7 @@ DeltaLayers::Product CudaBatch::product_of(const CudaModel::Layer& w, const Pass
 /// beside stream_, until joined_; where every group chooses keys, so are the tails.
 std::vector<cuda::StatePlanes> CudaBatch::attend_plain(int layer, const Pass& pass) {
   const Staged& s = *staged_.as<Staged>();
-  const cuda::Queries tails = queries(pass, layer, there(s.in_tail)->data(), there(s.tail_bases)->data());
+  const cuda::Queries tails = queries(pass, layer, there(s.in_tail)->data(), *there(s.tail_bases));
   // Generated tokens alone: a question's products keep the GPU busy by themselves.
   const cuda::StreamHandle beside = pass.narrow ? beside_.get() : stream_.get();
   if (pass.narrow) forked_.record(stream_.get()), forked_.hold_up(beside);
@@ -613,7 +638,7 @@ void CudaBatch::make_window_lists(std::int64_t longest) {
   const std::int64_t capacity = std::min(widest, longest);
   if (capacity <= window_capacity_) return;
   const char* const what = "rows of sliding windows";
-  const std::int64_t lists = kMostSparseTokens * config_.kv_heads, number = sizeof(std::int32_t);
+  const std::int64_t lists = kMostSparseTokens * config_.most_kv_heads(), number = sizeof(std::int32_t);
   graphs_.clear();
   window_rows_ = {};
   window_capacity_ = 0;
@@ -626,7 +651,7 @@ void CudaBatch::make_window_lists(std::int64_t longest) {
 void CudaBatch::attend_window(int layer, const Pass& pass) {
   const Staged& s = *staged_.as<Staged>();
   const std::int64_t window = config_.plan.layer(layer).window;
-  const cuda::Queries tails = queries(pass, layer, there(s.in_tail)->data(), there(s.tail_bases)->data());
+  const cuda::Queries tails = queries(pass, layer, there(s.in_tail)->data(), *there(s.tail_bases));
   const Token& first = pass.tokens.front();
   const auto* const none = no_rows_.as<std::int32_t>();
   if (pass.narrow)
@@ -641,15 +666,16 @@ void CudaBatch::attend_window(int layer, const Pass& pass) {
                                      {attention_.as<float>(), tail_lse_.as<float>()}};
   const CudaModel::Layer& w = model_->layers[static_cast<std::size_t>(layer)];
   const bool straight = pass.narrow && w.attention_gate.data == nullptr;
-  merge_planes({}, states, 2, std::int64_t{pass.count()} * config_.query_heads, config_.head_dim,
+  merge_planes({}, states, 2, std::int64_t{pass.count()} * config_.query_heads, config_.head_dim_of(layer),
                attention_.as<float>(), {straight ? narrow_.halves_for(w.o) : nullptr, kNarrowRows * w.o.cols},
                stream_.get());
 }
 
 void CudaBatch::attend_window_of_documents(int layer, const Pass& pass, std::int64_t window) {
   const Staged& s = *staged_.as<Staged>();
-  const std::int64_t heads = config_.query_heads, d = config_.head_dim;
-  cuda::WindowRows rows = {.kv_heads = config_.kv_heads, .window = window, .capacity = window_capacity_};
+  const std::int64_t heads = config_.query_heads, d = config_.head_dim_of(layer);
+  cuda::WindowRows rows = {
+      .kv_heads = config_.kv_heads_of(layer), .window = window, .capacity = window_capacity_};
   auto *const listed = window_rows_.as<std::int32_t>(), *const counts = window_counts_.as<std::int32_t>();
   for (int first = 0; first < pass.count(); first += kMostSparseTokens) {
     const int some = std::min(kMostSparseTokens, pass.count() - first);
@@ -661,7 +687,7 @@ void CudaBatch::attend_window_of_documents(int layer, const Pass& pass, std::int
         {.tokens = there(s.in_document)->data() + first,
          .bases = layer_bases_there_.as<const char*>() + std::int64_t{layer} * kMostSparseTokens,
          .layer_offset = 0,
-         .layout = pass.tokens.front().document->range_.layout(),
+         .layout = pass.tokens.front().document->range_.layout(layer),
          .count = some,
          .query_heads = config_.query_heads,
          .scale = score_scale(config_),
@@ -678,8 +704,8 @@ void CudaBatch::add_sinks(int layer, const Pass& pass) {
   const cuda::DeviceWeight& sinks = model_->layers[static_cast<std::size_t>(layer)].sinks;
   if (sinks.data == nullptr) return;
   cuda::merge_sinks(attention_.as<float>(), tail_lse_.as<float>(), static_cast<const float*>(sinks.data),
-                    std::int64_t{pass.count()} * config_.query_heads, config_.query_heads, config_.head_dim,
-                    stream_.get());
+                    std::int64_t{pass.count()} * config_.query_heads, config_.query_heads,
+                    config_.head_dim_of(layer), stream_.get());
 }
 
 /// To the hook of a question's tokens, which are the only ones of their pass.
@@ -689,7 +715,7 @@ void CudaBatch::report_masses(int layer, const Pass& pass) {
   if (hooks == nullptr || config_.plan.layer(layer).window > 0) return;
   LODE_ASSERT(first.row->selectors.empty() && first.document->finds_masses());
   const cuda::KvLayout &layout = first.document->range_.layout(), &tails = pool_->range().layout();
-  const char* const tail = pool_->block(dynamic_cast<const CudaTail&>(*first.row->tail).first);
+  const char* const tail = pool_->block(dynamic_cast<const CudaTail&>(*first.row->tail).first, layer);
   masses_.report({.q = q_.as<float>(),
                   .count = pass.count(),
                   .query_heads = config_.query_heads,
@@ -807,9 +833,9 @@ void CudaBatch::take_logits(const Pass& pass) {
 /// As if each token had been decoded alone.
 void CudaBatch::count_work(const Pass& pass) const {
   for (const Group& group : pass.groups) {
-    const std::int64_t token_bytes = 2 * pool_->range().layout().row_bytes();
     for (int layer = 0; layer < config_.layers; ++layer) {
       if (recurrent_.recurrent(layer)) continue;
+      const std::int64_t token_bytes = 2 * pool_->range().layout(layer).row_bytes();
       const std::int64_t window = config_.plan.layer(layer).window;
       if (window == 0 && !attends_all(group, layer)) {
         count_sparse(pass, group, layer);
@@ -818,7 +844,7 @@ void CudaBatch::count_work(const Pass& pass) const {
       for (int t = group.first; t < group.first + group.count; ++t) {
         const Token& token = pass.tokens[static_cast<std::size_t>(t)];
         const std::int64_t all = token.position + 1, keys = window > 0 ? std::min(window, all) : all;
-        for (int head = 0; head < config_.kv_heads; ++head)
+        for (int head = 0; head < config_.kv_heads_of(layer); ++head)
           token.row->work->attend += work_of(keys, 0, 0, token_bytes);
       }
     }

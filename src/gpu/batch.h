@@ -20,6 +20,7 @@
 #include "gpu/context.h"
 #include "gpu/layers/delta_layers.h"
 #include "gpu/layers/latent_layers.h"
+#include "gpu/layers/layer_rows.h"
 #include "gpu/tail_pool.h"
 #include "kernels/cuda/attend/merge_states.h"
 #include "kernels/cuda/device/event.h"
@@ -77,11 +78,13 @@ class CudaBatch final : public GpuBatch {
     std::vector<cuda::DeltaRows> states = {};  ///< of each sequence side by side, where layers are recurrent
     int count() const { return static_cast<int>(tokens.size()); }
   };
+  /// Of each kind of layers where the tails of tokens lie.
+  using TailBases = std::array<std::array<const char*, kWideRows>, LayerKinds::kMost>;
   /// The host's part of what the GPU looks up, and its copy there: one array behind the other.
   struct Staged {
     std::array<TokenId, kWideRows> ids;
     std::array<cuda::QueryToken, kWideRows> absolute, in_tail, in_near, to_select, in_document;
-    std::array<const char*, kWideRows> absolute_bases, tail_bases;
+    TailBases absolute_bases, tail_bases;
     std::array<cuda::DeltaRows, cuda::kNarrowRows> states;
   };
 
@@ -102,6 +105,8 @@ class CudaBatch final : public GpuBatch {
   void enqueue(const Pass& pass);
   void enqueue_experts(const CudaModel::Layer& w, const Pass& pass);
   void enqueue_layer(int layer, const Pass& pass);
+  void enqueue_inputs(int layer, const Pass& pass, const cuda::DeviceWeight& next);
+  LayerInputs::Product product_of_stream(const Pass& pass);
   void enqueue_mixer(int layer, const Pass& pass);
   void project(const CudaModel::Layer& w, const cuda::Linear::QkvArguments& qkv, const cuda::Queries& where,
                bool narrow);
@@ -124,7 +129,7 @@ class CudaBatch final : public GpuBatch {
   void count_work(const Pass& pass) const;
   void count_sparse(const Pass& pass, const Group& group, int layer) const;
   cuda::Queries queries(const Pass& pass, int layer, const cuda::QueryToken* tokens,
-                        const char* const* bases) const;
+                        const TailBases& bases) const;
   cuda::Queries of_group(const Group& group, int layer, float* o, float* lse) const;
   template <class T>
   const T* there(const T& staged) const;
@@ -144,6 +149,8 @@ class CudaBatch final : public GpuBatch {
   cuda::Experts experts_;
   DeltaLayers recurrent_;
   LatentLayers latent_;
+  LayerInputs inputs_;
+  LayerKinds kinds_;
   cuda::Buffer staged_there_;
   cuda::PinnedBuffer staged_;
   // Where each layer of the pass's documents begins, [L, kMostSparseTokens]; then where the first near key of
@@ -151,7 +158,7 @@ class CudaBatch final : public GpuBatch {
   cuda::PinnedBuffer layer_bases_;
   cuda::Buffer layer_bases_there_;
   LayerTurns turns_;
-  cuda::Buffer frequencies_;                               // [2, d/2] usual, then those of Turn::local
+  cuda::Buffer frequencies_;                               // [d/2] usual, then those of Turn::local
   cuda::Buffer x_;                                         // [kWideRows, D]
   cuda::Buffer q_, q_unrotated_, attention_, far_, near_;  // [kWideRows, Hq, d]
   cuda::Buffer tail_lse_, far_lse_, near_lse_;             // [kWideRows, Hq]

@@ -22,11 +22,13 @@
 #include "base/finite.h"
 #include "base/timed_parts.h"
 #include "gpu/document_bytes.h"
+#include "gpu/layers/layer_rows.h"
 #include "gpu/layers/states_of.h"
 #include "gpu/sharded.h"
 #include "kernels/cuda/attend/attend_block.h"
 #include "kernels/cuda/device/random.h"
 #include "lodestone/error.h"
+#include "model/kv_shape.h"
 
 namespace lode {
 
@@ -40,13 +42,16 @@ std::int64_t vector_bytes(std::int64_t tokens, std::int64_t heads, std::int64_t 
 
 /// Of the product behind attention, or of the one behind a recurrent layer, or of those of latent rows.
 std::int64_t widest_input(const ModelConfig& c) {
-  return std::max(
-      {std::int64_t{c.query_heads} * c.head_dim, c.plan.delta.values(), LatentLayers::most_columns(c)});
+  return std::max({c.most_query_columns(), c.plan.delta.values(), LatentLayers::most_columns(c)});
+}
+
+/// Within a layer.
+std::int64_t widest_inside(const ModelConfig& c) {
+  return std::max<std::int64_t>(widest_feed_forward(c), c.plan.inputs.width);
 }
 
 std::int64_t linear_scratch(const ModelConfig& c, std::int64_t chunk) {
-  return cuda::Linear::scratch_bytes(chunk, c.hidden, widest_feed_forward(c), widest_input(c),
-                                     std::int64_t{c.kv_heads} * c.head_dim);
+  return cuda::Linear::scratch_bytes(chunk, c.hidden, widest_inside(c), widest_input(c), c.most_kv_columns());
 }
 
 cuda::Precision precision_of(DType kv_type) {
@@ -56,25 +61,19 @@ cuda::Precision precision_of(DType kv_type) {
 /// Device memory of a context beside weights, keys and values.
 std::int64_t working_bytes(const ModelConfig& c, const CudaModel& model, const GpuContextOptions& options) {
   const std::int64_t n = options.chunk, f = sizeof(float);
-  return n * c.hidden * f + 3 * vector_bytes(n, c.query_heads, c.head_dim) +
-         3 * vector_bytes(n, c.kv_heads, c.head_dim) + std::min(n, kLogitRows) * c.vocab * f +
-         linear_scratch(c, n) + model.panel_bytes(precision_of(options.kv_type)) +
+  return n * c.hidden * f + 3 * n * f * (c.most_query_columns() + c.most_kv_columns()) +
+         std::min(n, kLogitRows) * c.vocab * f + linear_scratch(c, n) +
+         model.panel_bytes(precision_of(options.kv_type)) +
          cuda::Experts::scratch_bytes(model.expert_sizes(c), n, precision_of(options.kv_type)) +
          (c.plan.sinks ? vector_bytes(n, c.query_heads, 1) : 0) +
          cuda::rows_prefill_workspace_bytes(c.head_dim) + DeltaLayers::bytes(c, n) +
          LatentLayers::bytes(c, n) + GpuStates::bytes(DeltaLayers::state_floats(c)) +
-         cuda::decode_workspace_bytes(kMostSparseTokens, c.query_heads, c.kv_heads, c.head_dim);
+         LayerInputs::bytes(c, n) + attention_workspace_bytes(c);
 }
 
 /// Keys and values as the GPU has them.
 KvShape shape_on_gpu(const ModelConfig& config, const GpuContextOptions& options) {
-  return {.layers = config.layers,
-          .kv_heads = config.kv_heads,
-          .head_dim = config.head_dim,
-          .type = type_on_gpu(options.kv_type),
-          .max_tokens = options.max_tokens,
-          .recurrent = config.plan.recurrent_floats(),
-          .shared_rows = config.plan.latent.kv_rank > 0};
+  return kv_shape(config, type_on_gpu(options.kv_type), options.max_tokens);
 }
 
 /// Where active keys lie if keys and values lie in host memory.
@@ -149,12 +148,14 @@ std::unique_ptr<CudaContext> CudaContext::make(const ModelConfig& config,
     throw InputError(fmt::format(
         "--active-memory: expected a model whose heads have rows of their own, found the latent rows of {}",
         config.architecture));
-  if (place.on_host && !config.plan.recurrent_floats().empty())
+  const char* const part = !config.plan.recurrent_floats().empty() ? "recurrent layers"
+                           : !layer_rows(config).empty()           ? "heads of different sizes"
+                                                                   : nullptr;
+  if (place.on_host && part != nullptr)
     throw InputError(
-        fmt::format("expected keys and values of a model with recurrent layers on the GPU, found them in "
-                    "host memory ({}): use "
-                    "fewer tokens (-c), another --kv-type, or --device cpu",
-                    place.sentence));
+        fmt::format("expected keys and values of a model with {} on the GPU, found them in host memory ({}): "
+                    "use fewer tokens (-c), another --kv-type, or --device cpu",
+                    part, place.sentence));
   place.sentence = sentence_of(place, options);
   if (!model->remark().empty()) place.sentence += "; " + model->remark();
   return std::make_unique<CudaContext>(config, std::move(model), options, place, std::move(share));
@@ -199,42 +200,42 @@ CudaContext::CudaContext(const ModelConfig& config, std::shared_ptr<const CudaMo
       active_room_(place.on_host ? active_room(config, options)
                                  : ActiveTier::Room{.first_row = options.max_tokens}),
       range_(layout_of(config, type_on_gpu(options.kv_type)), config.layers,
-             active_room_.end() + spare_rows(options, share_), DeltaLayers::without_rows(config)),
+             active_room_.end() + spare_rows(options, share_), layer_rows(config)),
       linear_(stream_.get(), precision()),
       experts_(linear_, stream_.get(), precision()),
       recurrent_(config, options.chunk, stream_.get()),
       latent_(config, options.chunk, stream_.get(), precision()),
+      inputs_(config, options.chunk, stream_.get()),
       states_(DeltaLayers::state_floats(config)) {
   const std::int64_t n = options.chunk, d = config.head_dim;
   const char* const what = "the activations of a chunk";
   ids_ = cuda::Buffer(n * std::int64_t{sizeof(TokenId)}, what);
   places_ = cuda::Buffer(n * std::int64_t{sizeof(cuda::QueryToken)}, what);
   bases_ = cuda::Buffer(sizeof(const char*), what);
-  frequencies_ = cuda::Buffer(d * std::int64_t{sizeof(float)}, what);
-  no_rows_ = cuda::Buffer(kDecodeTokens * config.kv_heads * std::int64_t{sizeof(std::int32_t)}, what);
+  frequencies_ = cuda::Buffer(LayerTurns::frequency_bytes(config), what);
+  no_rows_ = cuda::Buffer(kDecodeTokens * config.most_kv_heads() * std::int64_t{sizeof(std::int32_t)}, what);
   cuda::fill(no_rows_.as<void>(), 0, no_rows_.bytes(), stream_.get());
   x_ = cuda::Buffer(n * config.hidden * std::int64_t{sizeof(float)}, what);
   if (share_.heads && !attention_addition(model_->layers.front(), config).plain())
     summed_ = cuda::Buffer(x_.bytes(), what);
   for (cuda::Buffer* b : {&q_, &q_unrotated_, &attention_})
-    *b = cuda::Buffer(vector_bytes(n, config.query_heads, d), what);
+    *b = cuda::Buffer(vector_bytes(n, 1, config.most_query_columns()), what);
   for (cuda::Buffer* b : {&k_, &k_unrotated_, &v_})
-    *b = cuda::Buffer(vector_bytes(n, config.kv_heads, d), what);
+    *b = cuda::Buffer(vector_bytes(n, 1, config.most_kv_columns()), what);
   if (config.plan.sinks) lse_ = cuda::Buffer(vector_bytes(n, config.query_heads, 1), what);
   logits_ = cuda::Buffer(std::min(n, kLogitRows) * config.vocab * std::int64_t{sizeof(float)}, "logits");
   staged_ids_ = cuda::PinnedBuffer(ids_.bytes());
   staged_places_ = cuda::PinnedBuffer(places_.bytes());
   staged_logits_ = cuda::PinnedBuffer(logits_.bytes());
-  linear_.reserve(n, config.hidden, widest_feed_forward(config), widest_input(config),
-                  std::int64_t{config.kv_heads} * d);
+  linear_.reserve(n, config.hidden, widest_inside(config), widest_input(config), config.most_kv_columns());
   experts_.reserve(model_->expert_sizes(config), n);
+  for (const LayerPlan& layer : config.plan.layers)
+    if (!layer.own_rows()) shown_rows_[layer.rows_of] = {};
   state_rows_there_ = cuda::Buffer(sizeof(cuda::DeltaRows), what);
   staged_state_rows_ = cuda::PinnedBuffer(state_rows_there_.bytes());
   states_.clear(0, stream_.get());
   linear_.reserve_panel(model_->panel_bytes(precision()));
-  workspace_ = cuda::Buffer(
-      cuda::decode_workspace_bytes(kMostSparseTokens, config.query_heads, config.kv_heads, config.head_dim),
-      "partial results of attention");
+  workspace_ = cuda::Buffer(attention_workspace_bytes(config), "partial results of attention");
   cuda::fill(workspace_.as<void>(), 0, workspace_.bytes(), stream_.get());
   parts_ = cuda::Buffer(cuda::rows_prefill_workspace_bytes(config.head_dim), "partial results of attention");
   if (place.on_host) {
@@ -318,15 +319,15 @@ void CudaContext::copy_rows_to(KvStore& store) const {
 
 void CudaContext::copy_rows_to(KvStore& store, const std::function<void(int layer)>& done) const {
   const std::int64_t more = tokens_ - store.tokens(), begin = held_.count(store.tokens()), end = rows_here();
-  const std::int64_t ahead = (held_.begin + begin - store.tokens()) * range_.layout().row_bytes();
   const auto copy = [&](int layer, int head, cuda::KvRange::Part part, KvStore::Part to) {
     if (!range_.holds(layer, head, part)) return;
+    const std::int64_t ahead = (held_.begin + begin - store.tokens()) * range_.layout(layer).row_bytes();
     auto* const rows = store.rows_to_write(layer, share_.first_kv_head + head, to, more);
     range_.to_host(layer, head, part, begin, end, static_cast<std::byte*>(rows) + ahead, stream_.get());
   };
   for (int layer = 0; layer < config_.layers; ++layer) {
     check_cancel();
-    for (int head = 0; head < config_.kv_heads && begin < end; ++head) {
+    for (int head = 0; head < config_.kv_heads_of(layer) && begin < end && range_.has_rows(layer); ++head) {
       copy(layer, head, cuda::KvRange::Part::k, KvStore::Part::k);
       copy(layer, head, cuda::KvRange::Part::v, KvStore::Part::v);
     }
@@ -344,7 +345,7 @@ void CudaContext::fill_random(std::int64_t tokens, std::uint64_t seed) {
   for (int layer = 0; layer < config_.layers; ++layer) {
     if (!range_.has_rows(layer)) continue;
     cuda::fill_uniform(range_.base() + layer * range_.layout().layer_stride, options_.kv_type,
-                       range_.layout().layer_bytes(rows) / bytes_of(options_.kv_type), 0.0f, kWidth,
+                       range_.layout(layer).layer_bytes(rows) / bytes_of(options_.kv_type), 0.0f, kWidth,
                        seed + static_cast<std::uint64_t>(layer), stream_.get());
   }
   states_.clear(tokens, stream_.get());
@@ -364,6 +365,7 @@ ChosenBy CudaContext::attach(const Spec& spec, std::span<Selector* const> select
                                 .max_tokens = options_.max_tokens,
                                 .most_queries = kMostSparseTokens,
                                 .most_tokens = static_cast<int>(options_.chunk),
+                                .rows = layer_rows(config_),
                                 .key_row_bytes = range_.layout().row_bytes(),
                                 .stream = stream_.get(),
                                 .seed = options_.seed,
@@ -495,11 +497,7 @@ ForwardWork CudaContext::forward_some(const Step& step, const Rope& rope, LogitR
                    .begin = tokens_,
                    .tells_some = has_listeners(step),
                    .tells_all = writes_to_host(step)};
-  for (const TokenId id : sequence.tokens) {
-    if (id < 0 || id >= config_.vocab) {
-      throw InputError(fmt::format("expected token ids from 0 to {}, found {}", config_.vocab - 1, id));
-    }
-  }
+  for (const TokenId id : sequence.tokens) LayerInputs::expect_known(config_, id);
   set_frequencies(rope);
   make_room(run);
   ForwardWork work;
@@ -641,6 +639,14 @@ void CudaContext::enqueue_inputs(const Run& run) {
   if (run.native != nullptr) run.native->selector->upload(stream);
   cuda::embed(ids_.as<TokenId>(), run.count, model_->embedding, x_.as<float>(), stream,
               static_cast<float>(config_.plan.embedding_multiplier));
+  inputs_.make(*model_, ids_.as<TokenId>(), run.count, x_.as<float>(), product_of_stream(run.count));
+}
+
+/// Of a step's rows as they are, without a norm.
+LayerInputs::Product CudaContext::product_of_stream(std::int64_t count) {
+  return [this, count](const float* x, const cuda::DeviceWeight& w, float* y) {
+    linear_.multiply(x, count, w, {}, y, false);
+  };
 }
 
 void CudaContext::run_step(const Run& run, ForwardWork& work) {
@@ -711,7 +717,7 @@ cuda::Queries CudaContext::queries(int layer, const Run& run) const {
   return {.tokens = (share_.ranges ? near_places_ : places_).as<cuda::QueryToken>(),
           .bases = staged ? tier_->stage_bases() : bases_.as<const char*>(),
           .layer_offset = staged ? 0 : layer * range.layout().layer_stride,
-          .layout = range.layout(),
+          .layout = staged ? range.layout() : range.layout(layer),
           .count = run.count,
           .query_heads = config_.query_heads,
           .scale = score_scale(config_),
@@ -725,7 +731,7 @@ void CudaContext::enqueue_layer(int layer, const Run& run, ForwardWork& work) {
   const CudaModel::Layer& w = model_->layers[static_cast<std::size_t>(layer)];
   if (recurrent_.recurrent(layer)) {
     enqueue_recurrence(layer, w, run.count);
-    return enqueue_mlp(w, run.count);
+    return enqueue_mlp(layer, w, run.count);
   }
   const bool host = run.host_takes_part(), sparse = !run.dense();
   const LayerTurns::Turn turn = turns_.of(layer, run.rope);
@@ -756,7 +762,7 @@ void CudaContext::enqueue_layer(int layer, const Run& run, ForwardWork& work) {
   if (run.audits(layer)) audit(layer, run);
   if (run.is_watched() && run.window(layer) == 0) report_masses(layer, run);
   enqueue_output(w, run.count);
-  enqueue_mlp(w, run.count);
+  enqueue_mlp(layer, w, run.count);
 }
 
 /// Queries, and keys and values to their rows.
@@ -795,7 +801,15 @@ void CudaContext::enqueue_output(const CudaModel::Layer& w, std::int64_t count) 
   add_sum(0, count, addition);
 }
 
-void CudaContext::enqueue_mlp(const CudaModel::Layer& w, std::int64_t count) {
+/// The feed-forward, and what the layer makes of the numbers that it is given beside the stream.
+void CudaContext::enqueue_mlp(int layer, const CudaModel::Layer& w, std::int64_t count) {
+  enqueue_feed_forward(w, count);
+  if (inputs_.none()) return;
+  const float* const weighed = inputs_.weigh(layer, w, count, x_.as<float>(), product_of_stream(count));
+  linear_.project_out(weighed, count, w.inputs.out, {}, x_.as<float>(), input_addition(w, config_));
+}
+
+void CudaContext::enqueue_feed_forward(const CudaModel::Layer& w, std::int64_t count) {
   if (w.experts()) return experts_.add(experts_of(w, config_), count, x_.as<float>());
   cuda::Linear::MlpArguments mlp = mlp_of(w, config_);
   if (share_.heads) mlp.to = own_part(1);
@@ -856,16 +870,17 @@ void CudaContext::take_logits(const Run& run, std::vector<float>& logits) {
 /// Adds what the layers read whose keys the host did not choose. The step has ended.
 void CudaContext::count_work(const Run& run, ForwardWork& work) {
   const LocalWindow dense = run.step.selectors.empty() ? LocalWindow{} : dense_here(run.step.dense);
-  const std::int64_t token_bytes = 2 * range_.layout().row_bytes();
   const Position limit = run.step.sequences.front().far_limit;
   const std::vector<int> heads = all_kv_heads(config_.kv_heads);
   for (int layer = 0; layer < config_.layers; ++layer) {
     if (recurrent_.recurrent(layer)) continue;
+    const std::int64_t token_bytes = 2 * range_.layout(layer).row_bytes();
     const bool sparse = run.sparse(layer);
     if (sparse && run.native == nullptr) continue;
     if (const std::int64_t window = run.window(layer); window > 0) {
-      for (std::int64_t t = 0; t < run.count * config_.kv_heads; ++t)
-        work.attend += work_of(std::min(window, tokens_ + t / config_.kv_heads + 1), 0, 0, token_bytes);
+      const int kv_heads = config_.kv_heads_of(layer);
+      for (std::int64_t t = 0; t < run.count * kv_heads; ++t)
+        work.attend += work_of(std::min(window, tokens_ + t / kv_heads + 1), 0, 0, token_bytes);
       continue;
     }
     const GpuSelector* const selector = sparse ? run.native->selector.get() : nullptr;

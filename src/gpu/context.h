@@ -14,6 +14,7 @@
 #include "gpu/layers/delta_layers.h"
 #include "gpu/layers/gpu_states.h"
 #include "gpu/layers/latent_layers.h"
+#include "gpu/layers/layer_inputs.h"
 #include "gpu/layers/layer_turns.h"
 #include "gpu/lists.h"
 #include "gpu/mass_finder.h"
@@ -168,7 +169,9 @@ class CudaContext final : public GpuContext {
   void project(const CudaModel::Layer& w, const cuda::Linear::QkvArguments& qkv, const cuda::Queries& where);
   void enqueue_recurrence(int layer, const CudaModel::Layer& w, std::int64_t count);
   void enqueue_output(const CudaModel::Layer& w, std::int64_t count);
-  void enqueue_mlp(const CudaModel::Layer& w, std::int64_t count);
+  LayerInputs::Product product_of_stream(std::int64_t count);
+  void enqueue_mlp(int layer, const CudaModel::Layer& w, std::int64_t count);
+  void enqueue_feed_forward(const CudaModel::Layer& w, std::int64_t count);
   float* own_part(int slot) const;
   void make_range_buffers();
   std::int64_t rows_here() const { return held_.count(tokens_); }
@@ -207,6 +210,14 @@ class CudaContext final : public GpuContext {
   void run_step(const Run& run, ForwardWork& work);
   cuda::Graph captured(const std::function<void()>& enqueue);
   void tell_listeners(int layer, const Run& run);
+  KvWrite write_of(int layer, const Run& run) const;
+  /// Numbers of a layer's queries, and of its keys or values, in a step.
+  std::int64_t query_floats(int layer, const Run& run) const {
+    return std::int64_t{run.count} * config_.query_heads * config_.head_dim_of(layer);
+  }
+  std::int64_t kv_floats(int layer, const Run& run) const {
+    return std::int64_t{run.count} * config_.kv_heads_of(layer) * config_.head_dim_of(layer);
+  }
   void tell_queries(int layer, const Run& run);
   GpuKeys stored_keys() const;
   std::int64_t free_bytes() const;
@@ -236,6 +247,7 @@ class CudaContext final : public GpuContext {
   cuda::Experts experts_;
   DeltaLayers recurrent_;
   LatentLayers latent_;
+  LayerInputs inputs_;
   GpuStates states_;
   cuda::DeltaRows state_rows_;                // of the step that runs
   cuda::Buffer state_rows_there_;             // [1] DeltaRows
@@ -243,12 +255,12 @@ class CudaContext final : public GpuContext {
   cuda::Buffer ids_;                          // [chunk] int32
   cuda::Buffer places_;                       // [chunk] QueryToken
   cuda::Buffer bases_;                        // [1] const char*
-  cuda::Buffer frequencies_;                  // [2, d/2] usual, then those of Turn::local
+  cuda::Buffer frequencies_;                  // [d/2] usual, then those of Turn::local
   cuda::Buffer no_rows_;                      // [kDecodeTokens, Hkv] counts of 0, for layers with a window
   cuda::Buffer x_;                            // [chunk, D]
   cuda::Buffer summed_;                       // [chunk, D]; where sums over GPUs are normed or scaled
-  cuda::Buffer q_, q_unrotated_, attention_;  // [chunk, Hq, d]
-  cuda::Buffer k_, k_unrotated_, v_;          // [chunk, Hkv, d]
+  cuda::Buffer q_, q_unrotated_, attention_;  // [chunk, Hq, d], with room for any layer's heads
+  cuda::Buffer k_, k_unrotated_, v_;          // [chunk, Hkv, d], the same
   cuda::Buffer lse_;                          // [chunk, Hq] of models with attention sinks
   cuda::Buffer logits_;                       // [kLogitRows, V]
   cuda::Buffer given_;                        // [2, L, Hq, d]: QueryOverride; made when first needed
@@ -265,6 +277,11 @@ class CudaContext final : public GpuContext {
   float rope_scale_ = 1.0f;
   cuda::PinnedBuffer host_q_, host_q_unrotated_;           // [chunk, Hq, d]; made when first needed
   cuda::PinnedBuffer host_k_, host_k_unrotated_, host_v_;  // [chunk, Hkv, d]
+  /// What layers made of a step whose rows later ones attend to.
+  struct ShownRows {
+    std::vector<float> k_unrotated, k, v;  // [T, Hkv, d]
+  };
+  std::map<int, ShownRows> shown_rows_;
   HostLists lists_;
   mutable std::map<const void*, GpuMethodState> methods_state_;  ///< by the address of the step's selectors
   cuda::Graph dense_graph_;                                      ///< of one decode step with full attention

@@ -109,8 +109,8 @@ LayerGeometry CudaContext::geometry(int layer, const Run& run) const {
 
 /// The host's copy of the layer's vectors goes to the host's store and to the selectors that listen.
 void CudaContext::tell_listeners(int layer, const Run& run) {
-  const std::int64_t n = run.count, d = config_.head_dim, q = n * config_.query_heads * d,
-                     kv = n * config_.kv_heads * d;
+  const std::int64_t q = query_floats(layer, run), kv = kv_floats(layer, run);
+  const bool own = config_.plan.layer(layer).own_rows(), shown = shown_rows_.contains(layer);
   const bool heard = run.window(layer) == 0 && !run.step.listeners.empty() &&
                      !run.step.listeners[static_cast<std::size_t>(layer)].empty();
   std::int64_t bytes = 0;
@@ -121,30 +121,47 @@ void CudaContext::tell_listeners(int layer, const Run& run) {
     download(q_, q, host_q_);
     download(q_unrotated_, q, host_q_unrotated_);
   }
-  download(k_, kv, host_k_);
-  download(v_, kv, host_v_);
-  if (heard) download(k_unrotated_, kv, host_k_unrotated_);
+  if (own) {
+    download(k_, kv, host_k_);
+    download(v_, kv, host_v_);
+    if (heard || shown) download(k_unrotated_, kv, host_k_unrotated_);
+  }
   const auto waits = Clock::now();
   stream_.synchronize();
   if (tier_ != nullptr) {
     tier_work_.bytes_to_host += bytes;
     tier_work_.wait_seconds += seconds_since(waits);
   }
+  if (shown)
+    for (const auto& [from, to] : {std::pair(&host_k_unrotated_, &ShownRows::k_unrotated),
+                                   std::pair(&host_k_, &ShownRows::k), std::pair(&host_v_, &ShownRows::v)})
+      (shown_rows_[layer].*to).assign(from->as<float>(), from->as<float>() + kv);
   const SequenceTokens& sequence = run.step.sequences.front();
   LODE_ASSERT(sequence.kv->tokens() == tokens_);
-  const KvWrite write = {.sequence = sequence.id,
-                         .phase = run.step.phase,
-                         .begin = static_cast<Position>(tokens_),
-                         .tokens = n,
-                         .q_unrotated = floats(host_q_unrotated_, q),
-                         .k_unrotated = floats(host_k_unrotated_, kv),
-                         .q = floats(host_q_, q),
-                         .k = floats(host_k_, kv),
-                         .v = floats(host_v_, kv)};
+  const KvWrite write = write_of(layer, run);
   if (share_.tell) return share_.tell(layer, run.step, write);
-  sequence.kv->write(layer, n, write.k, write.v);
+  if (own) sequence.kv->write(layer, run.count, write.k, write.v);
   if (!heard) return;
   for (Selector* listener : run.step.listeners[static_cast<std::size_t>(layer)]) listener->on_write(write);
+}
+
+/// The layer's vectors on the host. Of a layer that attends to an earlier one's rows, these are what that one had.
+KvWrite CudaContext::write_of(int layer, const Run& run) const {
+  const std::int64_t q = query_floats(layer, run), kv = kv_floats(layer, run);
+  KvWrite write = {.sequence = run.step.sequences.front().id,
+                   .phase = run.step.phase,
+                   .begin = static_cast<Position>(tokens_),
+                   .tokens = run.count,
+                   .q_unrotated = floats(host_q_unrotated_, q),
+                   .k_unrotated = floats(host_k_unrotated_, kv),
+                   .q = floats(host_q_, q),
+                   .k = floats(host_k_, kv),
+                   .v = floats(host_v_, kv)};
+  if (const LayerPlan plan = config_.plan.layer(layer); !plan.own_rows()) {
+    const ShownRows& shown = shown_rows_.at(plan.rows_of);
+    write.k_unrotated = shown.k_unrotated, write.k = shown.k, write.v = shown.v;
+  }
+  return write;
 }
 
 /// Of those tokens alone whose queries the layer's listeners wait for.

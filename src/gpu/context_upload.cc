@@ -22,9 +22,10 @@ void CudaContext::upload(const KvStore& store) {
   const TimedPart timed("keys to the GPU");
   const std::int64_t first = held_.count(begin), last = held_.count(end);
   range_.back(last);
-  const std::int64_t token_bytes = range_.layout().block_stride() / cuda::kBlockTokens,
-                     bytes = (last - first) * token_bytes * config_.layers;
   const std::vector<HostRows> pieces = pieces_to_upload(first, last);
+  std::int64_t bytes = 0;
+  for (const HostRows& piece : pieces)
+    bytes += (piece.end - piece.begin) * range_.layout(piece.layer).row_bytes();
   if (bytes >= kWorthPinning) {
     stream_.synchronize();  // a step that was cut off may still write rows; the pieces go by other streams
     upload_pinned(store, pieces);
@@ -43,23 +44,25 @@ void CudaContext::upload(const KvStore& store) {
 /// Rows [begin, end) of all layers and heads, as many at a time as PinnedUpload takes; a piece ends with one of the
 /// GPU's blocks, so that it is one copy.
 std::vector<CudaContext::HostRows> CudaContext::pieces_to_upload(std::int64_t begin, std::int64_t end) const {
-  const std::int64_t most =
-      PinnedUpload::kPieceBytes / (cuda::kBlockTokens * range_.layout().row_bytes()) * cuda::kBlockTokens;
-  LODE_ASSERT(most > 0);
   std::vector<HostRows> pieces;
-  for (int layer = 0; layer < config_.layers; ++layer)
-    for (int head = 0; head < config_.kv_heads; ++head)
+  for (int layer = 0; layer < config_.layers; ++layer) {
+    const cuda::KvLayout layout = range_.layout(layer);
+    const std::int64_t most =
+        PinnedUpload::kPieceBytes / (cuda::kBlockTokens * layout.row_bytes()) * cuda::kBlockTokens;
+    LODE_ASSERT(most > 0);
+    for (int head = 0; head < layout.kv_heads && range_.has_rows(layer); ++head)
       for (const auto part : {cuda::KvRange::Part::k, cuda::KvRange::Part::v})
         for (std::int64_t at = begin, next = 0; at < end && range_.holds(layer, head, part); at = next) {
           next = std::min(end, at - at % cuda::kBlockTokens + most);
           pieces.push_back({layer, head, part, at, next});
         }
+  }
   return pieces;
 }
 
 std::span<const std::byte> CudaContext::rows_of(const KvStore& store, const HostRows& piece) const {
   const auto part = piece.part == cuda::KvRange::Part::v ? KvStore::Part::v : KvStore::Part::k;
-  const auto row = static_cast<std::size_t>(range_.layout().row_bytes());
+  const auto row = static_cast<std::size_t>(range_.layout(piece.layer).row_bytes());
   return store.rows(piece.layer, share_.first_kv_head + piece.head, part)
       .subspan(static_cast<std::size_t>(held_.begin + piece.begin) * row,
                static_cast<std::size_t>(piece.end - piece.begin) * row);

@@ -40,7 +40,7 @@ void tell(std::span<const cuda::LargeMass> found, std::int64_t position, const L
 }  // namespace
 
 bool MassFinder::takes(int query_heads, int kv_heads, int head_dim) {
-  return head_dim % 16 == 0 && head_dim >= 64 && head_dim <= 256 && query_heads / kv_heads <= 16;
+  return head_dim % 16 == 0 && head_dim >= 64 && head_dim <= 512 && query_heads / kv_heads <= 16;
 }
 
 void MassFinder::report(cuda::MassQuery query, const LayerGeometry& where, std::int32_t sequence,

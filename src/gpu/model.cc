@@ -9,6 +9,7 @@
 
 #include "base/rng.h"
 #include "base/timed_parts.h"
+#include "gpu/layers/layer_rows.h"
 #include "gpu/pinned_upload.h"
 #include "gpu/sharded.h"
 #include "kernels/cuda/delta/delta.h"
@@ -16,6 +17,7 @@
 #include "kernels/cuda/device/random.h"
 #include "kernels/dequantise.h"
 #include "lodestone/error.h"
+#include "model/linear.h"
 
 namespace lode {
 
@@ -141,19 +143,24 @@ enum class Form {
 void for_each(const ModelWeights& m, bool tied, const auto& body) {
   body(m.embedding, Form::matrix);
   for (const LayerWeights& w : m.layers) {
-    for (const Weight* weight : {&w.q,          &w.k,          &w.v,          &w.q_bias,    &w.k_bias,
-                                 &w.v_bias,     &w.o,          &w.o_bias,     &w.gate,      &w.up,
-                                 &w.down,       &w.gate_bias,  &w.up_bias,    &w.down_bias, &w.attention_gate,
-                                 &w.delta.qkv,  &w.delta.z,    &w.delta.b,    &w.delta.a,   &w.delta.out,
-                                 &w.latent.q_a, &w.latent.q_b, &w.latent.kv_a})
+    for (const Weight* weight :
+         {&w.q,           &w.k,          &w.v,          &w.q_bias,     &w.k_bias,
+          &w.v_bias,      &w.o,          &w.o_bias,     &w.gate,       &w.up,
+          &w.down,        &w.gate_bias,  &w.up_bias,    &w.down_bias,  &w.attention_gate,
+          &w.delta.qkv,   &w.delta.z,    &w.delta.b,    &w.delta.a,    &w.delta.out,
+          &w.inputs.gate, &w.inputs.out, &w.latent.q_a, &w.latent.q_b, &w.latent.kv_a})
       body(*weight, Form::matrix);
     for (const Weight* gain : {&w.attention_norm, &w.q_norm, &w.k_norm, &w.attention_post_norm, &w.mlp_norm,
-                               &w.mlp_post_norm, &w.latent.q_a_norm, &w.latent.kv_a_norm})
+                               &w.mlp_post_norm, &w.inputs.norm, &w.apart.dense_post_norm, &w.apart.norm,
+                               &w.apart.post_norm, &w.latent.q_a_norm, &w.latent.kv_a_norm})
       body(*gain, Form::gain);
-    for (const Weight* numbers : {&w.delta.conv, &w.delta.dt_bias, &w.delta.decay, &w.delta.norm, &w.sinks,
-                                  &w.router, &w.router_bias, &w.choice_bias, &w.shared_gate})
+    for (const Weight* numbers :
+         {&w.delta.conv, &w.delta.dt_bias, &w.delta.decay, &w.delta.norm, &w.sinks, &w.router, &w.router_bias,
+          &w.choice_bias, &w.shared_gate, &w.apart.router_norm, &w.apart.factors})
       body(*numbers, Form::numbers);
   }
+  for (const Weight* weight : {&m.input_embedding, &m.input_projection}) body(*weight, Form::matrix);
+  body(m.input_projection_norm, Form::gain);
   body(m.final_norm, Form::gain);
   if (!tied) body(m.output, Form::matrix);
 }
@@ -176,22 +183,19 @@ cuda::RouterPlan router_plan(const ExpertPlan& e) {
 
 /// What of a model the forward pass on the GPU does not walk, by name.
 void refuse_what_only_the_cpu_has(const ModelConfig& c) {
-  constexpr int kMostHeadDim = 256, kMostStanding = 1024;
+  constexpr int kMostHeadDim = 512, kMostStanding = 1024;
   const ModelPlan& p = c.plan;
   const auto any = [&](auto has) { return std::any_of(p.layers.begin(), p.layers.end(), has); };
   const char* const part =
-      p.latent.kv_rank == 0 && c.head_dim > kMostHeadDim ? "heads of more than 256 numbers"
+      p.latent.kv_rank == 0 && c.most_head_dim() > kMostHeadDim ? "heads of more than 512 numbers"
       : p.latent.nope > kMostStanding ? "latent heads of which more than 1024 numbers stand still"
       : std::max(p.delta.key_dim, p.delta.value_dim) > cuda::kMostDeltaDim
           ? "recurrent heads of more than 256 numbers"
-      : p.experts.apart                     ? "experts that stand apart"
-      : p.experts.count > 0 && p.post_norms ? "norms behind experts"
-      : p.inputs.width > 0                  ? "numbers for each layer"
-      : p.v_norm                            ? "norms of values"
-      : p.layer_factor                      ? "factors of layers"
-      : any([](const LayerPlan& l) { return !l.own_rows() || l.kv_heads > 0 || l.head_dim > 0; })
-          ? "layers whose heads differ"
-          : nullptr;
+      // Methods choose in layers without a window, whose heads are the model's.
+      : any([](const LayerPlan& l) { return l.window == 0 && (l.kv_heads > 0 || l.head_dim > 0); })
+          ? "layers without a window whose heads differ"
+      : !LayerKinds::fits(c) ? "layers with a window whose heads differ"
+                             : nullptr;
   if (part == nullptr) return;
   throw InputError(
       fmt::format("--device cuda: expected a model without {}, found them in {}: use --device cpu", part,
@@ -205,6 +209,10 @@ void refuse_what_one_gpu_has(const ModelConfig& c) {
                            : c.plan.sinks                       ? "attention sinks"
                            : c.plan.attention_gate              ? "gated attention"
                            : !c.plan.recurrent_floats().empty() ? "recurrent layers"
+                           : c.plan.inputs.width > 0            ? "numbers for each layer"
+                           : c.plan.layer_factor                ? "factors of layers"
+                           : c.plan.v_norm                      ? "norms of values"
+                           : !layer_rows(c).empty()             ? "layers whose heads differ"
                                                                 : nullptr;
   if (part == nullptr) return;
   throw InputError(
@@ -311,8 +319,14 @@ CudaModel::CudaModel(const ModelConfig& config, const ModelWeights& weights, std
          .shared_gate = take_f32(w.shared_gate),
          .expert_gate = take_experts(w.experts, &ExpertWeights::gate, &ExpertWeights::gate_bias),
          .expert_up = take_experts(w.experts, &ExpertWeights::up, &ExpertWeights::up_bias),
-         .expert_down = take_experts(w.experts, &ExpertWeights::down, &ExpertWeights::down_bias)});
+         .expert_down = take_experts(w.experts, &ExpertWeights::down, &ExpertWeights::down_bias),
+         .apart = take_apart(w.apart, config),
+         .inputs = {.gate = take(w.inputs.gate), .out = take(w.inputs.out), .norm = gain(w.inputs.norm)},
+         .factor = w.factor.data == nullptr ? 1.0f : numbers_of(w.factor).front()});
   }
+  input_embedding = take(weights.input_embedding);
+  input_projection = take(weights.input_projection);
+  input_projection_norm = gain(weights.input_projection_norm);
   final_norm = gain(weights.final_norm);
   output =
       config.tied_embeddings ? rows_of(embedding, output_rows(config.vocab, share)) : take(weights.output);
@@ -454,7 +468,8 @@ cuda::DeviceWeight CudaModel::take_gain(const Weight& weight, bool plus_one) {
   return {at, type, weight.rows, weight.cols};
 }
 
-cuda::DeviceWeight CudaModel::take_numbers(const Weight& weight, float otherwise, float (*change)(float)) {
+cuda::DeviceWeight CudaModel::take_numbers(const Weight& weight, float otherwise,
+                                           const std::function<float(float)>& change) {
   if (weight.rows == 0) return {};
   std::byte* const at = memory_.as<std::byte>() + used_;
   used_ += padded_gain(weight, true);
@@ -496,6 +511,18 @@ CudaModel::Latent CudaModel::take_latent(const LatentWeights& w) {
           .kv_a_norm = take_gain(w.kv_a_norm, false),
           .k_b = take_heads(w.k_b),
           .v_b = take_heads(w.v_b)};
+}
+
+/// The router's input is divided by the root of its width: its gain is, here.
+CudaModel::Apart CudaModel::take_apart(const ApartWeights& w, const ModelConfig& config) {
+  const bool plus_one = config.plan.norm_plus_one;
+  const auto scale = static_cast<float>(1 / std::sqrt(static_cast<double>(config.hidden)));
+  return {.dense_post_norm = take_gain(w.dense_post_norm, plus_one),
+          .norm = take_gain(w.norm, plus_one),
+          .post_norm = take_gain(w.post_norm, plus_one),
+          .router_norm =
+              take_numbers(w.router_norm, scale, [&](float x) { return (plus_one ? x + 1.0f : x) * scale; }),
+          .factors = take_numbers(w.factors, 1.0f, [](float x) { return x; })};
 }
 
 CudaModel::Delta CudaModel::take_delta(const DeltaWeights& w, bool decay_log) {
@@ -605,10 +632,11 @@ cuda::Linear::QkvArguments qkv_of(const CudaModel::Layer& layer, const ModelConf
           .v = layer.v,
           .q_bias = layer.q_bias,
           .k_bias = layer.k_bias,
-          .v_bias = layer.v_bias,
+          .v_bias = layer.v.data == nullptr ? layer.k_bias : layer.v_bias,  // values may be keys
           .eps = static_cast<float>(config.norm_eps),
           .q_norm = layer.q_norm,
           .k_norm = layer.k_norm,
+          .v_norm = plan.v_norm,
           .growth = {static_cast<float>(plan.query_growth), plan.query_growth_start}};
 }
 
@@ -626,6 +654,13 @@ cuda::Activation activation_of(const ModelPlan& plan) {
   return {};
 }
 
+/// A layer's factor comes with the last sum of the layer.
+cuda::Addition feed_forward_addition(const CudaModel::Layer& layer, const ModelConfig& config) {
+  return {layer.mlp_post_norm, static_cast<float>(config.norm_eps),
+          static_cast<float>(config.plan.residual_multiplier),
+          layer.inputs.gate.data == nullptr ? layer.factor : 1.0f};
+}
+
 }  // namespace
 
 cuda::Linear::MlpArguments mlp_of(const CudaModel::Layer& layer, const ModelConfig& config) {
@@ -639,30 +674,43 @@ cuda::Linear::MlpArguments mlp_of(const CudaModel::Layer& layer, const ModelConf
           .down_bias = layer.down_bias,
           .eps = eps,
           .activation = activation_of(config.plan),
-          .addition = {layer.mlp_post_norm, eps, static_cast<float>(config.plan.residual_multiplier)}};
+          .addition = feed_forward_addition(layer, config)};
 }
 
 cuda::ExpertArguments experts_of(const CudaModel::Layer& layer, const ModelConfig& config) {
   const auto numbers = [](const cuda::DeviceWeight& w) { return static_cast<const float*>(w.data); };
-  return {.norm = layer.mlp_norm,
+  const CudaModel::Apart& apart = layer.apart;
+  return {.norm = config.plan.experts.apart ? apart.norm : layer.mlp_norm,
+          .router_norm = apart.router_norm,
           .eps = static_cast<float>(config.norm_eps),
           .plan = router_plan(config.plan.experts),
           .router = layer.router,
           .router_bias = numbers(layer.router_bias),
           .choice_bias = numbers(layer.choice_bias),
+          .factors = numbers(apart.factors),
           .gate = layer.expert_gate,
           .up = layer.expert_up,
           .down = layer.expert_down,
           .activation = activation_of(config.plan),
           .shared = mlp_of(layer, config),
           .shared_gate = layer.shared_gate,
-          .multiplier = static_cast<float>(config.plan.residual_multiplier)};
+          .post_norm = apart.post_norm,
+          .shared_post_norm = apart.dense_post_norm,
+          .addition = feed_forward_addition(layer, config)};
 }
 
 std::int64_t widest_feed_forward(const ModelConfig& config) {
   std::int64_t width = config.intermediate;
   for (const LayerPlan& layer : config.plan.layers) width = std::max(width, layer.width);
   return width;
+}
+
+std::int64_t attention_workspace_bytes(const ModelConfig& c) {
+  std::int64_t bytes = 0;
+  for (int layer = 0; layer < c.layers; ++layer)
+    bytes = std::max(bytes, cuda::decode_workspace_bytes(kMostSparseTokens, c.query_heads,
+                                                         c.kv_heads_of(layer), c.head_dim_of(layer)));
+  return bytes;
 }
 
 cuda::Addition attention_addition(const CudaModel::Layer& layer, const ModelConfig& config) {

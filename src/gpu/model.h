@@ -2,6 +2,7 @@
 // A model's weights on the GPU.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -26,6 +27,16 @@ class CudaModel final : public GpuModel {
     cuda::DeviceWeight q_a, q_a_norm, q_b, kv_a, kv_a_norm;
     cuda::DeviceWeight k_b, v_b;  // [Hq * kv_rank, nope], [Hq * value, kv_rank]; not in tiles
   };
+  /// What a layer does with the numbers that it is given beside the stream.
+  struct Inputs {
+    cuda::DeviceWeight gate, out, norm;  // [width, D], [D, width], [1, D]
+  };
+  /// What experts that stand apart have beside their matrices.
+  struct Apart {
+    cuda::DeviceWeight dense_post_norm, norm, post_norm;  // [1, D]
+    cuda::DeviceWeight router_norm;                       // [1, D] f32, its scale included
+    cuda::DeviceWeight factors;                           // [1, E] f32
+  };
   struct Layer {
     cuda::DeviceWeight attention_norm, q, k, v, q_bias, k_bias, v_bias, q_norm, k_norm, o, o_bias;
     cuda::DeviceWeight attention_post_norm, mlp_norm, gate, up, down, gate_bias, up_bias, down_bias;
@@ -36,6 +47,9 @@ class CudaModel final : public GpuModel {
     cuda::DeviceWeight sinks;                                          // [1, Hq] f32, as the next four
     cuda::DeviceWeight router, router_bias, choice_bias, shared_gate;  // [E, D], [1, E] twice, [1, D]
     cuda::ExpertMatrices expert_gate, expert_up, expert_down;
+    Apart apart;
+    Inputs inputs;
+    float factor = 1.0f;  ///< of the stream behind the layer
     bool experts() const { return expert_gate.count > 0; }
   };
 
@@ -53,6 +67,7 @@ class CudaModel final : public GpuModel {
 
   cuda::DeviceWeight embedding, final_norm;
   cuda::DeviceWeight output;  ///< its rows alone, of several GPUs
+  cuda::DeviceWeight input_embedding, input_projection, input_projection_norm;  ///< of ModelWeights
   std::vector<Layer> layers;
 
  private:
@@ -64,9 +79,11 @@ class CudaModel final : public GpuModel {
   cuda::ExpertMatrices take_experts(const std::vector<ExpertWeights>& experts, Weight ExpertWeights::*which,
                                     Weight ExpertWeights::*bias);
   /// As float32, behind `change`; those of a shape alone become `otherwise`.
-  cuda::DeviceWeight take_numbers(const Weight& weight, float otherwise, float (*change)(float));
+  cuda::DeviceWeight take_numbers(const Weight& weight, float otherwise,
+                                  const std::function<float(float)>& change);
   cuda::DeviceWeight take_heads(const std::vector<Weight>& heads);
   Latent take_latent(const LatentWeights& weights);
+  Apart take_apart(const ApartWeights& weights, const ModelConfig& config);
   Delta take_delta(const DeltaWeights& weights, bool decay_log);
   void take_tiles(const Weight& weight, cuda::TileFormat format, std::int64_t stride, std::byte* to);
   void take_widened(const Weight& weight, std::int64_t stride, std::byte* to);
@@ -100,6 +117,8 @@ cuda::Linear::MlpArguments mlp_of(const CudaModel::Layer& layer, const ModelConf
 cuda::ExpertArguments experts_of(const CudaModel::Layer& layer, const ModelConfig& config);
 /// The widest feed-forward that every token goes through.
 std::int64_t widest_feed_forward(const ModelConfig& config);
+/// Of decode attention of up to kMostSparseTokens tokens, whichever layer it is of.
+std::int64_t attention_workspace_bytes(const ModelConfig& config);
 /// How attention's output is added to the stream.
 cuda::Addition attention_addition(const CudaModel::Layer& layer, const ModelConfig& config);
 

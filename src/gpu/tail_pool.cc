@@ -7,8 +7,9 @@
 
 namespace lode {
 
-TailPool::TailPool(const cuda::KvLayout& layout, int layers, std::int64_t tokens, std::vector<bool> without)
-    : range_(layout, layers, std::max<std::int64_t>(tokens, cuda::kBlockTokens), std::move(without)),
+TailPool::TailPool(const cuda::KvLayout& layout, int layers, std::int64_t tokens,
+                   std::vector<cuda::LayerRows> rows)
+    : range_(layout, layers, std::max<std::int64_t>(tokens, cuda::kBlockTokens), std::move(rows)),
       blocks_(std::max<std::int64_t>(tokens / cuda::kBlockTokens, 1)) {}
 
 std::optional<std::int64_t> TailPool::take(std::int64_t blocks) {

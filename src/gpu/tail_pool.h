@@ -16,8 +16,8 @@ namespace lode {
 
 class TailPool {
  public:
-  /// `without`: as KvRange's.
-  TailPool(const cuda::KvLayout& layout, int layers, std::int64_t tokens, std::vector<bool> without);
+  /// `rows`: as KvRange's.
+  TailPool(const cuda::KvLayout& layout, int layers, std::int64_t tokens, std::vector<cuda::LayerRows> rows);
 
   /// So many blocks beside one another; says the first. None when others leave no such room now; OutOfDeviceMemory
   /// when the GPU has less than the pool was promised.
@@ -25,7 +25,10 @@ class TailPool {
   std::int64_t blocks() const { return blocks_; }
   void give(std::int64_t first);
   const cuda::KvRange& range() const { return range_; }
-  char* block(std::int64_t number) const { return range_.base() + number * range_.layout().block_stride(); }
+  /// A block of layers that lie as this one, where the first of all layers begins.
+  char* block(std::int64_t number, int layer) const {
+    return range_.base() + number * range_.layout(layer).block_stride();
+  }
   std::int64_t bytes() const { return range_.backed_bytes(); }
 
  private:

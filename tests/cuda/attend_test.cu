@@ -352,7 +352,7 @@ double tolerance_of(DType type) {
 
 LODE_TEST(full_decode_matches_float64) {
   for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
-    for (const int d : {8, 20, 64, 80, 96, 128, 256}) {
+    for (const int d : {8, 20, 64, 80, 96, 128, 256, 512}) {
       for (const int group : {1, 3, 4, 8, 16}) {
         World world({.d = d,
                      .group = group,
@@ -370,7 +370,7 @@ LODE_TEST(full_decode_matches_float64) {
 
 LODE_TEST(a_graph_for_few_keys_gives_the_bits_of_one_for_many) {
   for (const DType type : {DType::f16, DType::bf16}) {
-    for (const int d : {64, 80, 96, 128, 256}) {
+    for (const int d : {64, 80, 96, 128, 256, 512}) {
       for (const int group : {1, 3, 4, 8, 16}) {
         World world({.d = d,
                      .group = group,
@@ -405,11 +405,12 @@ std::vector<std::vector<std::int32_t>> random_lists(const Problem& p, double sha
   return lists;
 }
 
-LODE_TEST(listed_rows_match_float64) {
+/// Of heads of so many numbers.
+void check_listed_rows(int d) {
   for (const DType type : {DType::f32, DType::f16, DType::bf16}) {
     for (const bool per_query_head : {false, true}) {
       for (const double share : {0.0, 0.3, 0.9}) {
-        Problem p = {.d = 128,
+        Problem p = {.d = d,
                      .group = 4,
                      .kv_heads = share > 0.5 ? 3 : 2,
                      .type = type,
@@ -424,6 +425,10 @@ LODE_TEST(listed_rows_match_float64) {
       }
     }
   }
+}
+
+LODE_TEST(listed_rows_match_float64) {
+  for (const int d : {128, 512}) check_listed_rows(d);
 }
 
 /// Lists of all lengths, or of the same length for the heads of a group, with or without order.
@@ -515,7 +520,7 @@ LODE_TEST(full_attention_of_many_sequences_gives_the_bits_of_one) {
 }
 
 LODE_TEST(a_stream_beside_gives_the_same_bits) {
-  for (const int d : {80, 128, 256}) {
+  for (const int d : {80, 128, 256, 512}) {
     World world(
         {.d = d, .group = 4, .kv_heads = 8, .type = DType::bf16, .positions = {0, 15, 64, 255, 300, 511}});
     world.upload();
@@ -682,7 +687,7 @@ LODE_TEST(bits_do_not_depend_on_how_many_streams_there_are) {
 // One token alone: its first keys are fetched before the step's newest one is there.
 LODE_TEST(a_token_alone_gives_the_bits_of_many) {
   for (const DType type : {DType::f16, DType::bf16}) {
-    for (const int d : {64, 80, 128, 256}) {
+    for (const int d : {64, 80, 128, 256, 512}) {
       for (const int group : {1, 4, 16}) {
         for (const int kv_heads : {1, 8}) {
           World world({.d = d,
@@ -705,22 +710,29 @@ LODE_TEST(a_token_alone_gives_the_bits_of_many) {
   }
 }
 
-LODE_TEST(numbers_that_hurt) {
-  for (const DType type : {DType::f32, DType::bf16}) {
-    World huge({.d = 64, .group = 2, .kv_heads = 1, .type = type, .positions = {500}});
-    for (float& x : huge.q) x *= 300.0f;  // scores of hundreds: all but one weight vanish
-    huge.upload();
-    huge.check_all(tolerance_of(type));
-    World equal({.d = 64, .group = 2, .kv_heads = 1, .type = type, .positions = {500}});
-    std::fill(equal.keys[0].begin(), equal.keys[0].end(), 1.0f);
-    equal.upload();
-    equal.check_all(tolerance_of(type));
-    World broken({.d = 64, .group = 2, .kv_heads = 1, .type = type, .positions = {500}});
-    broken.keys[0][64 * 77] = NAN;
+/// Of heads of d numbers.
+void check_hurtful_numbers(DType type, int d) {
+  const Problem problem = {.d = d, .group = 2, .kv_heads = 1, .type = type, .positions = {500}};
+  World huge(problem);
+  for (float& x : huge.q) x *= 300.0f;  // scores of hundreds: all but one weight vanish
+  huge.upload();
+  huge.check_all(tolerance_of(type));
+  World equal(problem);
+  std::fill(equal.keys[0].begin(), equal.keys[0].end(), 1.0f);
+  equal.upload();
+  equal.check_all(tolerance_of(type));
+  for (const int number : {0, d - 1}) {
+    World broken(problem);
+    broken.keys[0][static_cast<std::size_t>(77 * d + number)] = NAN;
     broken.upload();
     const std::vector<float> got = broken.run(0, 1);
-    for (int i = 0; i < 2 * 64; ++i) LODE_CHECK(std::isnan(got[static_cast<std::size_t>(i)]));
+    for (int i = 0; i < 2 * d; ++i) LODE_CHECK(std::isnan(got[static_cast<std::size_t>(i)]));
   }
+}
+
+LODE_TEST(numbers_that_hurt) {
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const int d : {64, 512}) check_hurtful_numbers(type, d);
 }
 
 void check_top_k(const std::vector<float>& scores, std::int64_t n, std::vector<std::int32_t> lengths,

@@ -273,9 +273,17 @@ struct TestLayer {
         gain(test::normal(static_cast<std::size_t>(hidden), 31)),
         router(test::normal(static_cast<std::size_t>(plan.count * hidden), 32, 0.1f)),
         shared_gate(test::normal(static_cast<std::size_t>(hidden), 33, 0.1f)),
+        router_gain(test::normal(static_cast<std::size_t>(hidden), 34)),
+        post_gain(test::normal(static_cast<std::size_t>(hidden), 35)),
+        shared_gain(test::normal(static_cast<std::size_t>(hidden), 36)),
+        factors(test::normal(static_cast<std::size_t>(plan.count), 37)),
         gain_there(gain),
         router_there(router),
-        shared_gate_there(shared_gate) {
+        shared_gate_there(shared_gate),
+        router_gain_there(router_gain),
+        post_gain_there(post_gain),
+        shared_gain_there(shared_gain),
+        factors_there(factors) {
     a.norm = {gain_there.get(), DType::f32, 1, hidden};
     a.plan = plan;
     a.router = {router_there.get(), DType::f32, plan.count, hidden};
@@ -284,7 +292,27 @@ struct TestLayer {
     a.activation = {.slope = 1.702f, .limit = 1.5f, .offset = 1.0f};
     a.shared = {a.norm, shared.m.all, shared_up.m.all, shared_down.m.all, {}, {}, {}, a.eps};
     a.shared_gate = {shared_gate_there.get(), DType::f32, 1, hidden};
-    a.multiplier = 0.5f;
+    a.addition.multiplier = 0.5f;
+  }
+  /// Router, experts and the feed-forward of every token get norms of their own, before and behind; an expert's weight a
+  /// factor, and the stream one behind all.
+  void set_apart() {
+    const auto gain_of = [](const OnDevice<float>& there, std::int64_t cols) {
+      return DeviceWeight{there.get(), DType::f32, 1, cols};
+    };
+    a.router_norm = gain_of(router_gain_there, hidden);
+    a.factors = factors_there.get();
+    a.shared_gate = {};
+    a.post_norm = gain_of(post_gain_there, hidden), a.shared_post_norm = gain_of(shared_gain_there, hidden);
+    a.addition = {gain_of(gain_there, hidden), a.eps, 0.5f, 1.25f};
+  }
+  std::vector<double> normed(const std::vector<double>& x, const std::vector<float>& by) const {
+    const double square = std::inner_product(x.begin(), x.end(), x.begin(), 0.0);
+    std::vector<double> y(x);
+    for (std::size_t i = 0; i < y.size(); ++i)
+      y[i] *= static_cast<double>(by[i]) /
+              std::sqrt(square / static_cast<double>(hidden) + static_cast<double>(a.eps));
+    return y;
   }
   static double silu(double g, double u) { return g / (1 + std::exp(-g)) * u; }
   double activated(double g, double u) const {
@@ -293,15 +321,12 @@ struct TestLayer {
     return g / (1 + std::exp(-1.702 * g)) * (u + 1);
   }
   std::vector<double> add(const float* x) const {
-    double square = 0;
-    for (std::int64_t i = 0; i < hidden; ++i) square += static_cast<double>(x[i]) * static_cast<double>(x[i]);
-    const double inverse = 1 / std::sqrt(square / static_cast<double>(hidden) + static_cast<double>(a.eps));
-    std::vector<double> h, logits, sum(static_cast<std::size_t>(hidden), 0.0);
-    for (std::int64_t i = 0; i < hidden; ++i)
-      h.push_back(static_cast<double>(x[i]) * inverse *
-                  static_cast<double>(gain[static_cast<std::size_t>(i)]));
+    const std::vector<double> stream(x, x + hidden), h = normed(stream, gain);
+    const bool apart = a.post_norm.data != nullptr;
+    const std::vector<double> routed = apart ? normed(stream, router_gain) : h;
+    std::vector<double> logits, sum(static_cast<std::size_t>(hidden), 0.0), dense;
     for (int e = 0; e < a.plan.count; ++e)
-      logits.push_back(std::inner_product(h.begin(), h.end(), router.begin() + e * hidden, 0.0));
+      logits.push_back(std::inner_product(routed.begin(), routed.end(), router.begin() + e * hidden, 0.0));
     if (a.shared.gate.data != nullptr) {
       auto g = shared.multiply(0, h);
       const auto u = shared_up.multiply(0, h);
@@ -309,18 +334,28 @@ struct TestLayer {
       sum = shared_down.multiply(0, g);
       const double weight =
           1 / (1 + std::exp(-std::inner_product(h.begin(), h.end(), shared_gate.begin(), 0.0)));
-      for (double& y : sum) y *= weight;
+      if (a.shared_gate.data != nullptr)
+        for (double& y : sum) y *= weight;
     }
+    if (apart) dense = normed(sum, shared_gain), sum.assign(sum.size(), 0.0);
     const Chosen chosen = choose(a.plan, logits, {});
     for (std::size_t j = 0; j < chosen.expert.size(); ++j) {
       auto g = gate.multiply(chosen.expert[j], h);
       const auto u = up.multiply(chosen.expert[j], h);
       for (std::size_t i = 0; i < g.size(); ++i) g[i] = activated(g[i], u[i]);
       const auto y = down.multiply(chosen.expert[j], g);
-      for (std::size_t i = 0; i < y.size(); ++i) sum[i] += chosen.weight[j] * y[i];
+      const double factor =
+          apart ? static_cast<double>(factors[static_cast<std::size_t>(chosen.expert[j])]) : 1.0;
+      for (std::size_t i = 0; i < y.size(); ++i) sum[i] += factor * chosen.weight[j] * y[i];
+    }
+    if (apart) {
+      sum = normed(sum, post_gain);
+      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += dense[i];
+      sum = normed(sum, gain);
     }
     for (std::size_t i = 0; i < sum.size(); ++i)
-      sum[i] = static_cast<double>(x[i]) + static_cast<double>(a.multiplier) * sum[i];
+      sum[i] = (stream[i] + static_cast<double>(a.addition.multiplier) * sum[i]) *
+               static_cast<double>(a.addition.factor);
     return sum;
   }
   ExpertSizes sizes() const {
@@ -328,8 +363,9 @@ struct TestLayer {
   }
   std::int64_t hidden;
   TestMatrices gate, up, down, shared, shared_up, shared_down;
-  std::vector<float> gain, router, shared_gate;
-  OnDevice<float> gain_there, router_there, shared_gate_there;
+  std::vector<float> gain, router, shared_gate, router_gain, post_gain, shared_gain, factors;
+  OnDevice<float> gain_there, router_there, shared_gate_there, router_gain_there, post_gain_there,
+      shared_gain_there, factors_there;
   ExpertArguments a;
 };
 
@@ -349,8 +385,10 @@ LODE_TEST(experts_layer) {
   const RouterPlan plan = {.count = 12, .used = 3, .normalise = true};
   const std::int64_t hidden = 512, width = 256;
   for (const Kind& kind : kKinds) {
-    for (const bool whole : {false, true}) {
-      const TestLayer layer(plan, hidden, width, kind, whole);
+    for (const int parts : {0, 1, 2}) {
+      const bool whole = parts > 0;
+      TestLayer layer(plan, hidden, width, kind, whole);
+      if (parts == 2) layer.set_apart();
       for (const Precision precision : {Precision::fast, Precision::exact}) {
         for (const std::int64_t n : {1, 2, 5, 8, 9, 20, 33, 300}) {
           Linear linear(stream.get(), precision);
@@ -369,11 +407,13 @@ LODE_TEST(experts_layer) {
                                  : n > (kind.down == none ? 8 : kTiledRows) ? 8e-3
                                  : kind.down == none                        ? 2e-5
                                                                             : 2e-4;
-          LODE_CHECK_ERROR(there.read(stream), expected, allowed,
-                           std::string(test::name_of_format(kind.gate)) + " " +
-                               std::string(name_of(kind.type)) + (whole ? " whole" : "") +
-                               (precision == Precision::exact ? " exact" : "") + " rows " +
-                               std::to_string(n));
+          LODE_CHECK_ERROR(
+              there.read(stream), expected, allowed,
+              std::string(test::name_of_format(kind.gate)) + " " + std::string(name_of(kind.type)) +
+                  (parts == 0   ? ""
+                   : parts == 1 ? " whole"
+                                : " apart") +
+                  (precision == Precision::exact ? " exact" : "") + " rows " + std::to_string(n));
         }
       }
     }

@@ -166,6 +166,7 @@ LODE_TEST(large_masses_are_those_of_float64) {
        {Shape{}, Shape{.count = 1, .query_heads = 4, .kv_heads = 4, .seam = 0, .position = 0},
         Shape{.count = 33, .query_heads = 16, .kv_heads = 1, .d = 128, .seam = 512, .position = 512},
         Shape{.count = 7, .query_heads = 5, .kv_heads = 1, .d = 256, .seam = 0, .position = 700},
+        Shape{.count = 40, .query_heads = 8, .kv_heads = 1, .d = 512, .seam = 512, .position = 700},
         Shape{.count = 64, .query_heads = 8, .kv_heads = 2, .d = 80, .seam = 1024, .position = 1151}}) {
     check<float>(shape);
     check<__half>(shape);

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "harness.h"
+#include "kernels/cuda/linear/layer_inputs.h"
 #include "kernels/cuda/linear/linear.h"
 #include "lodestone/error.h"
 #include "reference.h"
@@ -181,6 +182,9 @@ struct QkvCase {
   int query_heads = 4, kv_heads = 2, d = 64;
   std::int64_t hidden = 192;
   bool biased = false;
+  bool normed = false;      ///< heads of queries, keys and values
+  bool keys_alone = false;  ///< values are keys before norm and RoPE
+  bool no_rows = false;     ///< queries alone are made
 };
 
 void turn(std::vector<double>& x, int heads, int d, const std::vector<QueryToken>& tokens,
@@ -210,7 +214,8 @@ void check_qkv(const QkvCase& c) {
   const TestWeight norm(1, c.hidden, c.weights, 21, 1.0f), q(q_cols, c.hidden, c.weights, 22, spread),
       k(kv_cols, c.hidden, c.weights, 23, spread), v(kv_cols, c.hidden, c.weights, 24, spread),
       q_bias(1, q_cols, c.weights, 25, 1.0f), k_bias(1, kv_cols, c.weights, 26, 1.0f),
-      v_bias(1, kv_cols, c.weights, 27, 1.0f);
+      v_bias(1, kv_cols, c.weights, 27, 1.0f), q_norm(1, c.d, c.weights, 29, 1.0f),
+      k_norm(1, c.d, c.weights, 30, 1.0f);
   const std::vector<float> x = test::normal(static_cast<std::size_t>(c.n * c.hidden), 28);
   std::vector<float> frequencies;
   for (int i = 0; i < c.d / 2; ++i) frequencies.push_back(static_cast<float>(std::pow(5e5, -2.0 * i / c.d)));
@@ -232,13 +237,14 @@ void check_qkv(const QkvCase& c) {
   a.x = x_device.get();
   a.norm = norm.weight;
   a.q = q.weight;
-  a.k = k.weight;
-  a.v = v.weight;
+  if (!c.no_rows) a.k = k.weight;
+  if (!c.no_rows && !c.keys_alone) a.v = v.weight;
   if (c.biased) {
     a.q_bias = q_bias.weight;
     a.k_bias = k_bias.weight;
-    a.v_bias = v_bias.weight;
+    a.v_bias = c.keys_alone ? k_bias.weight : v_bias.weight;
   }
+  if (c.normed) a.q_norm = q_norm.weight, a.k_norm = k_norm.weight, a.v_norm = true;
   a.frequencies = frequencies_device.get();
   a.rope_scale = 1.25f;
   a.q_out = q_out.get();
@@ -262,14 +268,25 @@ void check_qkv(const QkvCase& c) {
     add_rows(ek, k_bias.host);
     add_rows(ev, v_bias.host);
   }
+  if (c.keys_alone) ev = ek;
+  if (c.normed) {
+    eq = rms_norm(eq, q_norm.host, 1e-5f), ek = rms_norm(ek, k_norm.host, 1e-5f);
+    ev = rms_norm(ev, {1, c.d, std::vector<double>(static_cast<std::size_t>(c.d), 1.0)}, 1e-5f);
+  }
   const double allowed = tolerance(c.precision, c.n, c.weights);
   const std::string label = what(c.precision, c.weights, c.n) + " store " + std::string(name_of(c.store));
   LODE_CHECK_ERROR(q_plain.read(stream), eq, allowed, label);
-  LODE_CHECK_ERROR(k_plain.read(stream), ek, allowed, label);
-  LODE_CHECK_ERROR(v_out.read(stream), ev, allowed, label);
+  if (!c.no_rows) {
+    LODE_CHECK_ERROR(k_plain.read(stream), ek, allowed, label);
+    LODE_CHECK_ERROR(v_out.read(stream), ev, allowed, label);
+  }
   turn(eq, c.query_heads, c.d, tokens, frequencies, a.rope_scale);
   turn(ek, c.kv_heads, c.d, tokens, frequencies, a.rope_scale);
   LODE_CHECK_ERROR(q_out.read(stream), eq, allowed, label);
+  if (c.no_rows) {
+    LODE_CHECK(store.read(stream) == std::vector<char>(3 * range, char{0x11}));
+    return;
+  }
   LODE_CHECK_ERROR(k_out.read(stream), ek, allowed, label);
 
   // The store holds exactly the outputs, rounded, at their rows, and nothing else was touched.
@@ -306,6 +323,63 @@ LODE_TEST(linear_qkv) {
       check_qkv({precision, DType::bf16, DType::f32, n, 2, 1, 256, 576, true});
       check_qkv({precision, DType::bf16, DType::bf16, n, 5, 5, 6, 45, true});
     }
+  }
+}
+
+LODE_TEST(linear_qkv_of_normed_heads) {
+  for_all([&](Precision precision, DType type, std::int64_t n) {
+    QkvCase c = {precision, type, DType::bf16, n, 4, 1, 512, 192, n % 2 == 1, true};
+    check_qkv(c);
+    c.keys_alone = true;
+    check_qkv(c);
+    c.no_rows = true;
+    check_qkv(c);
+  });
+}
+
+LODE_TEST(linear_addition) {
+  for_all([&](Precision precision, DType type, std::int64_t n) {
+    Stream stream;
+    Linear linear(stream.get(), precision);
+    const std::int64_t cols = 96, hidden = 128;
+    linear.reserve(n, hidden, hidden, cols, cols);
+    const TestWeight w(hidden, cols, type, 41, 0.1f), gain(1, hidden, type, 42, 1.0f);
+    const std::vector<float> in = test::normal(static_cast<std::size_t>(n * cols), 43),
+                             x = test::normal(static_cast<std::size_t>(n * hidden), 44);
+    const OnDevice<float> in_there(in), x_there(x);
+    linear.project_out(in_there.get(), n, w.weight, {}, x_there.get(), {gain.weight, 1e-5f, 0.5f, 3.0f});
+    std::vector<double> expected = rms_norm(multiply(widened(in), w.host), gain.host, 1e-5f);
+    for (std::size_t i = 0; i < expected.size(); ++i)
+      expected[i] = 3 * (static_cast<double>(x[i]) + 0.5 * expected[i]);
+    LODE_CHECK_ERROR(x_there.read(stream), expected, tolerance(precision, n, type), what(precision, type, n));
+  });
+}
+
+LODE_TEST(numbers_for_each_layer) {
+  Stream stream;
+  for (const std::int64_t tokens : {1, 7}) {
+    const LayerInputs sizes = {.tokens = tokens, .layers = 3, .width = 44};
+    const auto count = static_cast<std::size_t>(sizes.numbers()),
+               width = static_cast<std::size_t>(sizes.width);
+    const TestWeight gain(1, sizes.width, DType::bf16, 51, 1.0f);
+    std::vector<float> made = test::normal(count, 52, 100.0f), embedded = test::normal(count, 53),
+                       gates = test::normal(static_cast<std::size_t>(tokens) * width, 54);
+    std::fill(made.begin(), made.begin() + 44, 0.0f);
+    const OnDevice<float> made_there(made), embedded_there(embedded), gates_there(gates);
+    join_inputs(sizes, 0.125f, gain.weight, 1e-5f, embedded_there.get(), made_there.get(), stream.get());
+    std::vector<double> expected = widened(made);
+    for (double& v : expected) v *= 0.125;
+    expected = rms_norm(expected, gain.host, 1e-5f);
+    for (std::size_t i = 0; i < count; ++i)
+      expected[i] = (expected[i] + static_cast<double>(embedded[i])) / std::sqrt(2.0);
+    LODE_CHECK_ERROR(made_there.read(stream), expected, 1e-6, "made");
+    weigh_inputs(sizes, made_there.get(), 1, {}, gates_there.get(), stream.get());
+    std::vector<double> weighed;
+    for (std::size_t i = 0; i < gates.size(); ++i) {
+      const auto g = static_cast<double>(gates[i]);
+      weighed.push_back(g / (1 + std::exp(-g)) * expected[(i / width * 3 + 1) * width + i % width]);
+    }
+    LODE_CHECK_ERROR(gates_there.read(stream), weighed, 2e-6, "weighed");
   }
 }
 

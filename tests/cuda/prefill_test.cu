@@ -258,7 +258,7 @@ constexpr Precision kPrecisions[] = {Precision::exact, Precision::fast};
 LODE_TEST(prefill_dimensions_and_groups) {
   for (const Precision precision : kPrecisions) {
     for (const DType type : kTypes) {
-      for (const int d : {64, 80, 96, 128, 256}) check(4, 2, d, type, 150, 70, precision);
+      for (const int d : {64, 80, 96, 128, 256, 512}) check(4, 2, d, type, 150, 70, precision);
       for (const int group : {1, 2, 3, 5, 7, 8, 16}) check(2 * group, 2, 64, type, 131, 40, precision);
       check(3, 1, 20, type, 77, 77, precision);  // no dimension of the matrix unit's
     }
@@ -272,56 +272,64 @@ LODE_TEST(prefill_positions) {
         int tokens, count;
       } cases[] = {{1, 1},     {2, 2},     {33, 1},  {64, 64},   {127, 127},
                    {128, 128}, {129, 129}, {257, 3}, {400, 271}, {640, 130}};
-      for (const auto& c : cases) check(4, 1, 128, type, c.tokens, c.count, precision);
+      for (const auto& c : cases)
+        for (const int d : {128, 512}) check(4, 1, d, type, c.tokens, c.count, precision);
     }
   }
 }
 
 LODE_TEST(prefill_large_scores) {
   for (const Precision precision : kPrecisions) {
-    for (const DType type : kTypes) check(2, 1, 128, type, 200, 64, precision, 6.0f);  // scores of hundreds
+    for (const DType type : kTypes)
+      for (const int d : {128, 512}) check(2, 1, d, type, 200, 64, precision, 6.0f);  // scores of hundreds
+  }
+}
+
+/// Of heads of d numbers.
+void check_chunks(Precision precision, DType type, int d) {
+  const int tokens = 300, count = 300, heads = 6;
+  const Sequence s(2, d, type, tokens, 101);
+  const std::vector<float> q = test::normal(static_cast<std::size_t>(count * heads * d), 105);
+  const Result whole = run(s, q, heads, count, count, precision);
+  for (const int chunk : {1, 7, 64, 100}) {
+    const Result cut = run(s, q, heads, count, chunk, precision);
+    LODE_CHECK(cut.o == whole.o && cut.lse == whole.lse);
   }
 }
 
 LODE_TEST(prefill_chunks_give_the_same_bits) {
-  for (const Precision precision : kPrecisions) {
-    for (const DType type : kTypes) {
-      const int tokens = 300, count = 300, heads = 6;
-      const Sequence s(2, 64, type, tokens, 101);
-      const std::vector<float> q = test::normal(static_cast<std::size_t>(count * heads * 64), 105);
-      const Result whole = run(s, q, heads, count, count, precision);
-      for (const int chunk : {1, 7, 64, 100}) {
-        const Result cut = run(s, q, heads, count, chunk, precision);
-        LODE_CHECK(cut.o == whole.o && cut.lse == whole.lse);
-      }
-    }
+  for (const Precision precision : kPrecisions)
+    for (const DType type : kTypes)
+      for (const int d : {64, 512}) check_chunks(precision, type, d);
+}
+
+/// NaN in a key or a value reaches every query that sees it; in float32 no other (on the matrix unit a
+/// weight of zero does not keep out the NaN of a later value in the same tile).
+void check_nan(Precision precision, bool in_key, int d) {
+  const int tokens = 200, count = 120, heads = 2;
+  Sequence s(1, d, DType::bf16, tokens, 111);
+  (in_key ? s.keys : s.values)[static_cast<std::size_t>(150 * d + d - 1)] = std::nanf("");
+  const std::vector<float> q = test::normal(static_cast<std::size_t>(count * heads * d), 115);
+  const Result found = run(s, q, heads, count, count, precision);
+  for (std::size_t i = 0; i < found.o.size(); ++i) {
+    const auto width = static_cast<std::size_t>(d);
+    const std::size_t position = 80 + i / (heads * width);
+    const bool expected = position >= 150 && (in_key || i % width == width - 1);
+    if (expected || precision == Precision::exact || position < 128)
+      LODE_CHECK(std::isnan(found.o[i]) == expected);
   }
 }
 
 LODE_TEST(prefill_nan_is_not_hidden) {
-  // NaN in a key or a value reaches every query that sees it; in float32 no other (on the matrix unit a
-  // weight of zero does not keep out the NaN of a later value in the same tile).
-  for (const Precision precision : kPrecisions) {
-    for (const bool in_key : {true, false}) {
-      const int tokens = 200, count = 120, heads = 2;
-      Sequence s(1, 64, DType::bf16, tokens, 111);
-      (in_key ? s.keys : s.values)[150 * 64 + 3] = std::nanf("");
-      const std::vector<float> q = test::normal(static_cast<std::size_t>(count * heads * 64), 115);
-      const Result found = run(s, q, heads, count, count, precision);
-      for (std::size_t i = 0; i < found.o.size(); ++i) {
-        const std::size_t position = 80 + i / (heads * 64);
-        const bool expected = position >= 150 && (in_key || i % 64 == 3);
-        if (expected || precision == Precision::exact || position < 128)
-          LODE_CHECK(std::isnan(found.o[i]) == expected);
-      }
-    }
-  }
+  for (const Precision precision : kPrecisions)
+    for (const bool in_key : {true, false})
+      for (const int d : {64, 512}) check_nan(precision, in_key, d);
 }
 
 LODE_TEST(window_prefill) {
   for (const Precision precision : kPrecisions) {
     for (const DType type : kTypes) {
-      for (const int d : {64, 80, 96, 128, 256}) check_window(4, 2, d, type, 500, 300, 130, precision);
+      for (const int d : {64, 80, 96, 128, 256, 512}) check_window(4, 2, d, type, 500, 300, 130, precision);
       check_window(3, 1, 20, type, 177, 90, 33, precision);  // no dimension of the matrix unit's
     }
     const struct {
@@ -337,7 +345,7 @@ LODE_TEST(window_prefill) {
 LODE_TEST(rows_prefill_dimensions_and_groups) {
   for (const Precision precision : kPrecisions) {
     for (const DType type : kTypes) {
-      for (const int d : {64, 80, 128, 256}) check_lists(4, 2, d, type, 900, 70, 3, 40, 0.4, precision);
+      for (const int d : {64, 80, 128, 256, 512}) check_lists(4, 2, d, type, 900, 70, 3, 40, 0.4, precision);
       for (const int group : {1, 4, 8}) check_lists(2 * group, 2, 128, type, 700, 45, 0, 100, 0.5, precision);
       check_lists(3, 1, 20, type, 177, 33, 2, 9, 0.9, precision);  // no dimension of the matrix unit's
     }

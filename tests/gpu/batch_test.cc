@@ -97,8 +97,8 @@ TEST_P(GpuBatchFamily, LogitsAreTheCpusWhateverTheCompany) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, GpuBatchFamily,
-                         testing::Values("mistral-window", "gemma3", "gpt-oss", "qwen3-moe", "deepseek-v2",
-                                         "deepseek-v3"),
+                         testing::Values("mistral-window", "gemma3", "gpt-oss", "qwen3-moe", "gemma4",
+                                         "gemma4-moe", "deepseek-v2", "deepseek-v3"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

@@ -3,7 +3,9 @@
 // streams and kernels of kernels/cuda as their headers promise them, slow and plain. It is stricter than a
 // real one: work is done as late as a stream may do it, new memory holds NaNs, and rows without memory cannot
 // be touched.
+#include <fcntl.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -31,6 +33,7 @@
 #include "kernels/cuda/device/place_rows.h"
 #include "kernels/cuda/device/random.h"
 #include "kernels/cuda/device/sm_count.h"
+#include "kernels/cuda/linear/layer_inputs.h"
 #include "kernels/cuda/linear/narrow_linear.h"
 #include "kernels/dequantise.h"
 #include "kernels/kernels.h"
@@ -346,22 +349,46 @@ void free_addresses(char* at, std::int64_t bytes) noexcept {
   forget(at, true);
   munmap(at, static_cast<std::size_t>(bytes));
 }
+namespace {
+
+/// What is mapped lies in one file, each mapping at a place of its own, so that memory can be shown twice.
+struct Pages {
+  int file = memfd_create("pages of a played GPU", 0);
+  std::atomic<std::int64_t> end = kPageBytes;  ///< no mapping's place is 0
+};
+Pages& pages() {
+  static Pages all;
+  return all;
+}
+void show(char* at, std::int64_t bytes, std::int64_t place) {
+  if (mmap(at, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, pages().file,
+           place) == MAP_FAILED)
+    throw RunError("no pages");
+}
+
+}  // namespace
+
 unsigned long long map_pages(char* at, std::int64_t bytes) {
   if (!take_memory(bytes)) return 0;
-  mprotect(at, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE);
-  return 1;
+  const std::int64_t place = pages().end.fetch_add(bytes);
+  static std::mutex growing;
+  const std::lock_guard lock(growing);
+  if (ftruncate(pages().file, pages().end) != 0) throw RunError("no pages");
+  show(at, bytes, place);
+  return static_cast<unsigned long long>(place);
 }
-void unmap_pages(char* at, std::int64_t bytes, unsigned long long) noexcept {
+void unmap_pages(char* at, std::int64_t bytes, unsigned long long handle) noexcept {
   memory_used -= bytes;
-  madvise(at, static_cast<std::size_t>(bytes), MADV_DONTNEED);
-  mprotect(at, static_cast<std::size_t>(bytes), PROT_NONE);
+  unmap_again(at, bytes);
+  static_cast<void>(
+      fallocate(pages().file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(handle), bytes));
 }
-void map_again(char* at, std::int64_t bytes, unsigned long long) {
-  mprotect(at, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE);
+void map_again(char* at, std::int64_t bytes, unsigned long long handle) {
+  show(at, bytes, static_cast<std::int64_t>(handle));
 }
 void unmap_again(char* at, std::int64_t bytes) noexcept {
-  madvise(at, static_cast<std::size_t>(bytes), MADV_DONTNEED);
-  mprotect(at, static_cast<std::size_t>(bytes), PROT_NONE);
+  mmap(at, static_cast<std::size_t>(bytes), PROT_NONE,
+       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }
 void synchronize_device() {}
 DeviceMemory device_memory() {
@@ -551,7 +578,7 @@ namespace {
 
 void add_now(std::vector<float> y, std::int64_t n, const Addition& addition, float* x) {
   if (addition.norm.data != nullptr) y = normed(y.data(), n, addition.norm, addition.eps);
-  for (std::size_t i = 0; i < y.size(); ++i) x[i] += y[i] * addition.multiplier;
+  for (std::size_t i = 0; i < y.size(); ++i) x[i] = (x[i] + y[i] * addition.multiplier) * addition.factor;
 }
 
 float gelu_tanh_of(float x) {
@@ -588,12 +615,16 @@ void rotate(float* x, std::int64_t d, std::int32_t position, const Linear::QkvAr
 }
 
 void qkv_now(const Linear::QkvArguments& a, const Queries& where) {
-  const std::int64_t n = where.count, d = where.layout.head_dim, kv_heads = where.layout.kv_heads;
+  const std::int64_t n = where.count, d = where.layout.head_dim,
+                     kv_heads = a.k.data == nullptr ? 0 : where.layout.kv_heads;
   const auto h = normed(a.x, n, a.norm, a.eps);
-  auto q = product(h.data(), n, a.q, a.q_bias), k = product(h.data(), n, a.k, a.k_bias);
-  const auto v = product(h.data(), n, a.v, a.v_bias);
+  auto q = product(h.data(), n, a.q, a.q_bias);
+  auto k = kv_heads == 0 ? std::vector<float>() : product(h.data(), n, a.k, a.k_bias);
+  auto v = kv_heads == 0 || a.v.data == nullptr ? k : product(h.data(), n, a.v, a.v_bias);
+  const std::vector<float> ones(static_cast<std::size_t>(d), 1.0f);
+  if (a.v_norm) v = normed(v.data(), n * kv_heads, {ones.data(), DType::f32, 1, d}, a.eps);
   if (a.q_norm.data != nullptr) q = normed(q.data(), n * where.query_heads, a.q_norm, a.eps);
-  if (a.k_norm.data != nullptr) k = normed(k.data(), n * kv_heads, a.k_norm, a.eps);
+  if (a.k_norm.data != nullptr && kv_heads > 0) k = normed(k.data(), n * kv_heads, a.k_norm, a.eps);
   for (std::size_t i = 0; a.growth.factor != 0 && i < q.size(); ++i)
     q[i] *=
         1 + a.growth.factor * std::log1p(static_cast<float>(
@@ -679,6 +710,10 @@ void NarrowLinear::project_out(const float* attention, std::int64_t n, const Dev
   for (std::int64_t t = 0; t < n; ++t)
     impl_->linear.project_out(attention + t * w.cols, 1, w, bias, x + t * w.rows, addition);
 }
+void NarrowLinear::multiply(const float* x, std::int64_t n, const DeviceWeight& w, float* y) {
+  for (std::int64_t t = 0; t < n; ++t)
+    impl_->linear.multiply(x + t * w.cols, 1, w, {}, y + t * w.rows, false);
+}
 void* NarrowLinear::halves_for(const DeviceWeight&) {
   return nullptr;
 }
@@ -710,6 +745,26 @@ void embed(const std::int32_t* tokens, std::int64_t n, const DeviceWeight& embed
                       x + t * d);
   });
   scale_and_cap(x, n * embedding.cols, multiplier, 0.0f, stream);
+}
+void join_inputs(const LayerInputs& sizes, float scale, const DeviceWeight& gain, float eps,
+                 const float* embedded, float* made, StreamHandle stream) {
+  enqueue(stream, [=] {
+    const std::int64_t rows = sizes.tokens * sizes.layers;
+    for (std::int64_t i = 0; i < sizes.numbers(); ++i) made[i] *= scale;
+    const auto y = normed(made, rows, gain, eps);
+    for (std::int64_t i = 0; i < sizes.numbers(); ++i)
+      made[i] = (y[static_cast<std::size_t>(i)] + embedded[i]) * static_cast<float>(std::sqrt(0.5));
+  });
+}
+void weigh_inputs(const LayerInputs& sizes, const float* made, std::int64_t layer,
+                  const Activation& activation, float* gates, StreamHandle stream) {
+  enqueue(stream, [=] {
+    for (std::int64_t t = 0; t < sizes.tokens; ++t)
+      for (std::int64_t i = 0; i < sizes.width; ++i) {
+        float& gate = gates[t * sizes.width + i];
+        gate = activated(activation, gate, made[(t * sizes.layers + layer) * sizes.width + i]);
+      }
+  });
 }
 void scale_and_cap(float* x, std::int64_t count, float factor, float cap, StreamHandle stream) {
   enqueue(stream, [=] {

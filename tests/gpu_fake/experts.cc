@@ -33,22 +33,33 @@ std::vector<float> expert_product(const float* x, const ExpertMatrices& m, int e
 
 std::vector<float> mixed(const ExpertArguments& a, const float* x) {
   const auto h = normed(x, 1, a.norm, a.eps);
-  auto logits = product(h.data(), 1, a.router, {});
+  const auto routed = a.router_norm.data == nullptr ? h : normed(x, 1, a.router_norm, a.eps);
+  auto logits = product(routed.data(), 1, a.router, {});
   for (std::size_t e = 0; a.router_bias != nullptr && e < logits.size(); ++e) logits[e] += a.router_bias[e];
-  std::vector<float> sum(h.size(), 0.0f);
+  std::vector<float> sum(h.size(), 0.0f), dense;
   if (a.shared.gate.data != nullptr) {
     sum = fed_forward(a.shared, 1, x);
     const float gate = a.shared_gate.data == nullptr ? INFINITY : product(h.data(), 1, a.shared_gate, {})[0];
     for (float& y : sum) y *= 1.0f / (1.0f + std::exp(-gate));
   }
   const std::span<const float> bias(a.choice_bias, a.choice_bias == nullptr ? 0 : logits.size());
+  if (a.post_norm.data != nullptr) {
+    dense = normed(sum.data(), 1, a.shared_post_norm, a.eps);
+    std::ranges::fill(sum, 0.0f);
+  }
   for (const Choice& c : choose_experts(plan_of(a.plan), logits, bias, 1)) {
     auto gate = expert_product(h.data(), a.gate, c.expert);
     const auto up = expert_product(h.data(), a.up, c.expert);
     for (std::size_t i = 0; i < gate.size(); ++i) gate[i] = activated(a.activation, gate[i], up[i]);
     const auto y = expert_product(gate.data(), a.down, c.expert);
-    for (std::size_t i = 0; i < y.size(); ++i) sum[i] += c.weight * y[i];
+    const float weight = a.factors == nullptr ? c.weight : c.weight * a.factors[c.expert];
+    for (std::size_t i = 0; i < y.size(); ++i) sum[i] += weight * y[i];
   }
+  if (a.post_norm.data != nullptr) {
+    sum = normed(sum.data(), 1, a.post_norm, a.eps);
+    for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += dense[i];
+  }
+  if (a.addition.norm.data != nullptr) sum = normed(sum.data(), 1, a.addition.norm, a.addition.eps);
   return sum;
 }
 
@@ -65,7 +76,8 @@ void Experts::add(const ExpertArguments& a, std::int64_t n, float* x) {
     for (std::int64_t t = 0; t < n; ++t) {
       float* const row = x + t * a.norm.cols;
       const auto y = mixed(a, row);
-      for (std::size_t i = 0; i < y.size(); ++i) row[i] += a.multiplier * y[i];
+      for (std::size_t i = 0; i < y.size(); ++i)
+        row[i] = (row[i] + a.addition.multiplier * y[i]) * a.addition.factor;
     }
   });
 }

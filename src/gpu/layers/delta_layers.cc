@@ -34,12 +34,6 @@ std::int64_t DeltaLayers::state_floats(const ModelConfig& c) {
   return all;
 }
 
-std::vector<bool> DeltaLayers::without_rows(const ModelConfig& c) {
-  std::vector<bool> without;
-  for (const std::int64_t floats : c.plan.recurrent_floats()) without.push_back(floats > 0);
-  return without;
-}
-
 DeltaLayers::DeltaLayers(const ModelConfig& config, std::int64_t rows, cuda::StreamHandle stream)
     : config_(config), stream_(stream) {
   const DeltaPlan& d = config.plan.delta;

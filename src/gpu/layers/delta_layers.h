@@ -25,8 +25,6 @@ class DeltaLayers {
   bool recurrent(int layer) const { return config_.plan.layer(layer).recurrent; }
   /// Floats of a sequence's state, all layers together.
   static std::int64_t state_floats(const ModelConfig& config);
-  /// [L] layers that have states in place of rows; empty: none.
-  static std::vector<bool> without_rows(const ModelConfig& config);
 
   /// Of recurrent layers: the input of the layer's last product, [n, values].
   const float* run(int layer, const CudaModel::Layer& w, std::int64_t n,

@@ -14,7 +14,7 @@ class LayerTurns {
  public:
   explicit LayerTurns(const ModelConfig& config)
       : config_(config),
-        local_({.head_dim = config.head_dim,
+        local_({.head_dim = local_head_dim(config),
                 .rotary_dim = config.plan.rotary_dim,
                 .theta = config.plan.local_theta > 0 ? config.plan.local_theta : config.rope_theta},
                config.max_positions),
@@ -29,14 +29,24 @@ class LayerTurns {
     if (turn == lode::Turn::usual) return {usual, 0};
     return {turn == lode::Turn::local ? local_ : none_, config_.head_dim / 2};
   }
-  /// [2, d/2]: those of the step's RoPE, then of Turn::local.
+  /// [d/2] of the step's RoPE, then those of Turn::local.
   std::vector<float> frequencies(const Rope& usual) const {
     std::vector<float> both(usual.frequencies().begin(), usual.frequencies().end());
     both.insert(both.end(), local_.frequencies().begin(), local_.frequencies().end());
     return both;
   }
+  static std::int64_t frequency_bytes(const ModelConfig& c) {
+    return (c.head_dim + local_head_dim(c)) / 2 * std::int64_t{sizeof(float)};
+  }
 
  private:
+  /// Of the layers that turn by the local base; the model's where none does.
+  static int local_head_dim(const ModelConfig& c) {
+    for (int layer = 0; layer < c.layers; ++layer)
+      if (c.plan.layer(layer).turn == lode::Turn::local) return c.head_dim_of(layer);
+    return c.head_dim;
+  }
+
   const ModelConfig& config_;
   Rope local_, none_;
 };

@@ -13,6 +13,17 @@ std::vector<int> GpuGeometry::covered_heads(int layer) const {
   return heads;
 }
 
+void GpuGeometry::for_layers(const std::function<void(int first, int count)>& body) const {
+  const auto has_these_heads = [&](int layer) {
+    const auto l = static_cast<std::size_t>(layer);
+    return rows.empty() || (rows[l].kv_heads == kv_heads && rows[l].head_dim == head_dim);
+  };
+  for (int first = 0, end = 0; first < layers; first = end + 1) {
+    for (end = first; end < layers && has_these_heads(end);) ++end;
+    if (end > first) body(first, end - first);
+  }
+}
+
 std::vector<int> all_kv_heads(int kv_heads) {
   std::vector<int> all(static_cast<std::size_t>(kv_heads));
   std::iota(all.begin(), all.end(), 0);

@@ -4,11 +4,13 @@
 // the same objects.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "gpu/backend.h"
+#include "kernels/cuda/device/kv_range.h"
 #include "kernels/cuda/select/select.h"
 #include "lodestone/error.h"
 #include "lodestone/spec.h"
@@ -35,6 +37,8 @@ struct GpuGeometry {
   int most_queries = 0;  ///< query tokens that attend at once
   int most_tokens = 0;   ///< of one step, where tokens choose together
   int sequences = 1;
+  /// Of each layer; empty: all have these heads. Layers of others have no far keys.
+  std::vector<cuda::LayerRows> rows;
   std::int64_t key_row_bytes = 0;
   cuda::StreamHandle stream = nullptr;  ///< what is made at once is made on it
   int distinct_layers = 0;  ///< of the bench: layer l has the keys of layer l % distinct_layers; 0 = its own
@@ -53,6 +57,8 @@ struct GpuGeometry {
   /// The heads of a layer that the host's selector has, in its order, by their numbers here; those of other GPUs
   /// lie outside of [0, kv_heads).
   std::vector<int> covered_heads(int layer) const;
+  /// body(first, count) for layers beside one another that may have far keys.
+  void for_layers(const std::function<void(int first, int count)>& body) const;
 };
 
 /// The keys of one sequence on the device, all layers, as an index takes them in.

@@ -40,7 +40,7 @@ std::string why_no_sources(const Document& document) {
   if (document.impl().distributed != nullptr)
     return "there are no passages: several ranks answer, each of which sees its own part of the text";
   if (context.gpu == nullptr || context.rereads_for_sources()) return {};
-  return "there are no passages: expected heads of 64 to 256 dimensions and no recurrent layers, "
+  return "there are no passages: expected heads of 64 to 512 dimensions and no recurrent layers, "
          "for which the GPU finds what an answer attends to";
 }
 

@@ -43,7 +43,7 @@ class GpuDoubleSparsity final : public GpuBestKeys {
     if (!chooses()) return false;
     take_channels(stream);
     labelled_.prepare(keys, [&](const GpuKeys& some, std::int64_t begin, std::int64_t end) {
-      label(some, 0, geometry_.layers, begin, end, stream);
+      geometry_.for_layers([&](int layer, int layers) { label(some, layer, layers, begin, end, stream); });
     });
     return false;
   }

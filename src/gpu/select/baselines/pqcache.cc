@@ -44,7 +44,7 @@ class GpuPqCache final : public GpuBestKeys {
     if (!chooses()) return false;
     take_centroids(stream);
     coded_.prepare(keys, [&](const GpuKeys& some, std::int64_t begin, std::int64_t end) {
-      code(some, 0, geometry_.layers, begin, end, stream);
+      geometry_.for_layers([&](int layer, int layers) { code(some, layer, layers, begin, end, stream); });
     });
     return false;
   }

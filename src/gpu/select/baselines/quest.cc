@@ -52,7 +52,7 @@ class GpuQuest final : public GpuSelector {
     if (!chooses()) return false;
     take_levels(stream);
     bounded_.prepare(keys, [&](const GpuKeys& some, std::int64_t begin, std::int64_t end) {
-      bound(some, 0, geometry_.layers, begin, end, stream);
+      geometry_.for_layers([&](int layer, int layers) { bound(some, layer, layers, begin, end, stream); });
     });
     return false;
   }

@@ -131,7 +131,7 @@ class GpuSignatures final : public GpuSelector {
 
   bool prepare(const GpuKeys& keys, cuda::StreamHandle stream) override {
     signed_.prepare(keys, [&](const GpuKeys& some, std::int64_t begin, std::int64_t end) {
-      sign(some, 0, geometry_.layers, begin, end, stream);
+      geometry_.for_layers([&](int layer, int layers) { sign(some, layer, layers, begin, end, stream); });
     });
     return false;
   }

@@ -23,6 +23,7 @@
 #include "kernels/cuda/attend/attend_beside.h"
 #include "kernels/cuda/attend/attend_finish.cuh"
 #include "kernels/cuda/attend/attend_generic.h"
+#include "kernels/cuda/attend/attend_large.h"
 #include "kernels/cuda/attend/attend_latent.h"
 #include "kernels/cuda/attend/attend_many.h"
 #include "kernels/cuda/attend/split_plan.h"
@@ -224,6 +225,7 @@ void attend(const Queries& queries, const RowLists* lists, std::int64_t max_toke
   share_out(p, most_keys, workspace, stream, may_wait);
   constexpr std::int64_t kMostShort = 1 << 14;  // keys; pieces of more keep a block of their own busy
   if (may_wait && (lists != nullptr || most_keys <= kMostShort) && attend_many(p, stream)) return;
+  if (attend_large(p, stream)) return;
   if (p.group <= 16 && queries.layout.type == DType::bf16 && launch_for<__nv_bfloat16>(p, stream)) return;
   if (p.group <= 16 && queries.layout.type == DType::f16 && launch_for<__half>(p, stream)) return;
   attend_generic(queries, lists, stream);

@@ -29,12 +29,12 @@ struct StateAt {
       : o(reinterpret_cast<const float4*>(state) + column),
         ml(reinterpret_cast<const float2*>(state + heads * D * 4) + column * 4 / D) {}
 };
-/// The states of the block's warps there, so many bytes apart.
-template <int D>
+/// The states there, so many bytes apart: those of the block's warps, or one of all of them.
+template <int kStates = kWarps, int D>
 __device__ __forceinline__ Record merge_warps(const StateAt<D>& first, int state_bytes) {
-  Record x[kWarps];
+  Record x[kStates];
 #pragma unroll
-  for (int w = 0; w < kWarps; ++w) {
+  for (int w = 0; w < kStates; ++w) {
     x[w].o = first.o[w * state_bytes / 16];
     const float2 ml = first.ml[w * state_bytes / 8];
     x[w].m = ml.x, x[w].l = ml.y;
@@ -103,8 +103,9 @@ __device__ __forceinline__ void merge_jointly(const Params& p, float4* first, st
 }
 
 /// What a block does when its warps have walked over their part of a list: it posts their state, and merges
-/// groups of columns if it is one of those that started last. List number `list` of all.
-template <int D>
+/// groups of columns if it is one of those that started last. List number `list` of all. `kStates`: as merge_warps has
+/// them.
+template <int D, int kStates = kWarps>
 class Ending {
  public:
   /// `states`: of the block's warps, in shared memory.
@@ -136,12 +137,12 @@ class Ending {
     asm volatile("" : "+l"(first_), "+r"(group_));
   }
 
-  /// The state of each warp is there, so many bytes apart, and all threads have met since.
+  /// The states are there, so many bytes apart, and all threads have met since.
   template <int kStateBytes>
   __device__ __forceinline__ void run() {
     for (int column = threadIdx.x; column < heads_ * D / 4; column += kThreads) {
       if (column >= kThreads) mine_ = StateAt<D>(states_, heads_, column);
-      const Record mine = merge_warps(mine_, kStateBytes);
+      const Record mine = merge_warps<kStates>(mine_, kStateBytes);
       if (parts_ == 1)
         write_result<D>(p_, first_row_, column, mine);
       else

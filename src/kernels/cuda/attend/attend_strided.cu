@@ -30,8 +30,9 @@ struct StridedKeys {
 
 /// Rows of a head in a caller's arrays, whose keys and values have equal strides.
 struct InArrays {
-  unsigned row_places = 0;     ///< from one row to the next, in 16 bytes
-  std::int64_t to_values = 0;  ///< bytes from a key to its value
+  static constexpr int kWidth = 0, kTurns = kWarps;  // heads are walked over whole
+  unsigned row_places = 0;                           ///< from one row to the next, in 16 bytes
+  std::int64_t to_values = 0;                        ///< bytes from a key to its value
 
   __device__ unsigned place(const Params&, int row) const { return static_cast<unsigned>(row) * row_places; }
   __device__ std::int64_t value_offset() const { return to_values; }

@@ -18,7 +18,7 @@ namespace lode::cuda {
 
 namespace {
 
-constexpr int kRows = 16, kMostDim = 256, kWarps = kBlockTokens / 32;
+constexpr int kRows = 16, kUsualDim = 256, kMostDim = 512, kWarps = kBlockTokens / 32;
 constexpr float kPeakMargin = 0.1f;  // of a logarithm: peaks may be of rounded queries
 constexpr int kStretch = 32;         // keys of one warp
 constexpr int kRowShares = 4;        // blocks that share the rows of one KV head
@@ -52,7 +52,8 @@ struct Tile {
 };
 
 /// The rows' queries, scaled; zeros where a tile has fewer rows.
-__device__ void load_queries(const MassQuery& query, const Tile& tile, float (&q)[kRows][kMostDim]) {
+template <int kDim>
+__device__ void load_queries(const MassQuery& query, const Tile& tile, float (&q)[kRows][kDim]) {
   const int d = query.layout.head_dim;
   for (int i = static_cast<int>(threadIdx.x); i < kRows * d; i += kBlockTokens) {
     const int r = i / d, c = i % d;
@@ -62,8 +63,8 @@ __device__ void load_queries(const MassQuery& query, const Tile& tile, float (&q
 }
 
 /// The thread's key against all rows; -inf where a row may not see it.
-template <class T>
-__device__ void score(const MassQuery& query, const Tile& tile, const float (&q)[kRows][kMostDim],
+template <class T, int kDim>
+__device__ void score(const MassQuery& query, const Tile& tile, const float (&q)[kRows][kDim],
                       float (&s)[kRows]) {
   const bool in_document = tile.key < query.seam;
   const std::int64_t row = in_document ? tile.key : tile.key - query.seam;
@@ -101,9 +102,10 @@ __device__ float sum(float x) {
   return over_lanes<kWidth>(x, [](float a, float b) { return a + b; });
 }
 
-/// Plain products, for keys of float32.
+/// Plain products, for keys of float32. kDim: numbers of a head, at most.
+template <int kDim>
 __global__ void __launch_bounds__(kBlockTokens) score_kernel(MassQuery query, Peak* peaks) {
-  __shared__ float q[kRows][kMostDim];
+  __shared__ float q[kRows][kDim];
   const Tile tile(query);
   load_queries(query, tile, q);
   float s[kRows];
@@ -127,8 +129,9 @@ __global__ void round_kernel(MassQuery query, T* to) {
 }
 
 /// Matrix products: each warp keeps a stretch of keys in registers and goes through the rows of its KV head, kRows at a
-/// time. Queries are rounded to the keys' type, as in prefill.
-template <class T, int kSteps>  // 16 columns a step; beyond d all are 0
+/// time. Queries are rounded to the keys' type, as in prefill. Of large heads it has one of the parts of the keys at a time,
+/// and reads each again for the next rows.
+template <class T, int kSteps, int kParts>  // 16 columns a step; beyond d all are 0
 __global__ void __launch_bounds__(kBlockTokens)
     matrix_score_kernel(MassQuery query, const T* q, Peak* peaks) {
   constexpr int kTiles = kStretch / 8;
@@ -140,20 +143,24 @@ __global__ void __launch_bounds__(kBlockTokens)
   const std::int64_t stretch = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32,
                      first = stretch * kStretch;
   unsigned k[kTiles][kSteps][2];
+  const auto load_keys = [&](int column) {
 #pragma unroll
-  for (int n = 0; n < kTiles; ++n) {
-    const std::int64_t key = min(first + 8 * n + g, query.position + query.count - 1);
-    const bool in_document = key < query.seam;
-    const auto* const row =
-        reinterpret_cast<const T*>((in_document ? query.document : query.behind) +
-                                   query.layout.key_offset(kv_head, in_document ? key : key - query.seam));
+    for (int n = 0; n < kTiles; ++n) {
+      const std::int64_t key = min(first + 8 * n + g, query.position + query.count - 1);
+      const bool in_document = key < query.seam;
+      const auto* const row =
+          reinterpret_cast<const T*>((in_document ? query.document : query.behind) +
+                                     query.layout.key_offset(kv_head, in_document ? key : key - query.seam));
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step)
+      for (int step = 0; step < kSteps; ++step)
 #pragma unroll
-      for (int half = 0; half < 2; ++half)
-        k[n][step][half] =
-            16 * step < d ? *reinterpret_cast<const unsigned*>(row + 16 * step + 8 * half + 2 * t) : 0u;
-  }
+        for (int half = 0; half < 2; ++half) {
+          const int at = column + 16 * step;
+          k[n][step][half] = at < d ? *reinterpret_cast<const unsigned*>(row + at + 8 * half + 2 * t) : 0u;
+        }
+    }
+  };
+  if constexpr (kParts == 1) load_keys(0);
   const int share = (rows + kRows - 1) / kRows, each = (share + kRowShares - 1) / kRowShares;
   const int part = static_cast<int>(blockIdx.y) / query.layout.kv_heads;
   for (int tile = part * each; tile < min(share, (part + 1) * each); ++tile) {
@@ -166,16 +173,20 @@ __global__ void __launch_bounds__(kBlockTokens)
       seen[half] = query.position + r / group - first;  // of the stretch's keys the last that the row sees
     }
     float s[kTiles][4] = {};
+#pragma unroll 1
+    for (int column = 0; column < kParts * kSteps * 16; column += kSteps * 16) {
+      if constexpr (kParts > 1) load_keys(column);
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      unsigned a[4];
+      for (int step = 0; step < kSteps; ++step) {
+        unsigned a[4];
+        const int from = column + 16 * step;
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        a[i] = 16 * step < d
-                   ? *reinterpret_cast<const unsigned*>(q + at[i % 2] * d + 16 * step + 8 * (i / 2) + 2 * t)
-                   : 0u;
+        for (int i = 0; i < 4; ++i)
+          a[i] = from < d ? *reinterpret_cast<const unsigned*>(q + at[i % 2] * d + from + 8 * (i / 2) + 2 * t)
+                          : 0u;
 #pragma unroll
-      for (int n = 0; n < kTiles; ++n) multiply<T>(s[n], a, k[n][step][0], k[n][step][1]);
+        for (int n = 0; n < kTiles; ++n) multiply<T>(s[n], a, k[n][step][0], k[n][step][1]);
+      }
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -215,11 +226,11 @@ __global__ void lse_kernel(const Peak* peaks, int rows, int stretches, float* ls
   if (lane == 0) lse[row] = base + logf(all);
 }
 
-template <class T>
+template <class T, int kDim>
 __global__ void __launch_bounds__(kBlockTokens)
     emit_kernel(MassQuery query, const Peak* peaks, const float* lse, LargeMass* found, std::int32_t* counter,
                 std::int32_t capacity) {
-  __shared__ float q[kRows][kMostDim];
+  __shared__ float q[kRows][kDim];
   const Tile tile(query);
   const float least = logf(query.least) - kPeakMargin;
   const std::int64_t stretches = std::int64_t{gridDim.x} * kWarps, first = std::int64_t{blockIdx.x} * kWarps;
@@ -258,19 +269,23 @@ std::int64_t queries_of(int count, int query_heads, int d) {
 
 template <class T, int kSteps = 4>
 void score_by_matrix(const MassQuery& query, T* q, Peak* peaks, unsigned blocks, cudaStream_t stream) {
-  if constexpr (kSteps <= kMostDim / 16) {
-    if (query.layout.head_dim > 16 * kSteps)
+  if constexpr (kSteps <= kUsualDim / 16) {
+    const bool large = query.layout.head_dim > kUsualDim;
+    if (query.layout.head_dim > 16 * kSteps && (!large || kSteps < kUsualDim / 16))
       return score_by_matrix<T, kSteps + 4>(query, q, peaks, blocks, stream);
     const std::int64_t n = queries_of(query.count, query.query_heads, query.layout.head_dim);
     round_kernel<T><<<static_cast<unsigned>((n + 255) / 256), 256, 0, stream>>>(query, q);
     LODE_LAUNCHED();
     const dim3 grid(blocks, static_cast<unsigned>(query.layout.kv_heads * kRowShares));
-    matrix_score_kernel<T, kSteps><<<grid, kBlockTokens, 0, stream>>>(query, q, peaks);
+    constexpr int kParts = kSteps * 16 == kUsualDim ? kMostDim / kUsualDim : 1;
+    const auto kernel = large ? matrix_score_kernel<T, kSteps, kParts> : matrix_score_kernel<T, kSteps, 1>;
+    kernel<<<grid, kBlockTokens, 0, stream>>>(query, q, peaks);
     LODE_LAUNCHED();
   }
 }
 
-template <class T>
+/// kDim: numbers of a head, at most.
+template <class T, int kDim>
 void find(const MassQuery& query, void* workspace, LargeMass* found, std::int32_t* counter,
           cudaStream_t stream) {
   const int rows = query.count * query.query_heads, blocks = blocks_of(query.keys());
@@ -281,16 +296,22 @@ void find(const MassQuery& query, void* workspace, LargeMass* found, std::int32_
                   static_cast<unsigned>((query.count + each - 1) / each * query.layout.kv_heads));
   LODE_CUDA(cudaMemsetAsync(counter, 0, sizeof *counter, stream));
   if constexpr (std::is_same_v<T, float>) {
-    score_kernel<<<grid, kBlockTokens, 0, stream>>>(query, peaks);
+    score_kernel<kDim><<<grid, kBlockTokens, 0, stream>>>(query, peaks);
     LODE_LAUNCHED();
   } else {
     score_by_matrix<T>(query, reinterpret_cast<T*>(lse + rows), peaks, grid.x, stream);
   }
   lse_kernel<<<static_cast<unsigned>((rows + 3) / 4), 128, 0, stream>>>(peaks, rows, blocks * kWarps, lse);
   LODE_LAUNCHED();
-  emit_kernel<T><<<grid, kBlockTokens, 0, stream>>>(query, peaks, lse, found, counter,
-                                                    static_cast<std::int32_t>(query.most_found()));
+  emit_kernel<T, kDim><<<grid, kBlockTokens, 0, stream>>>(query, peaks, lse, found, counter,
+                                                          static_cast<std::int32_t>(query.most_found()));
   LODE_LAUNCHED();
+}
+template <class T>
+void find(const MassQuery& query, void* workspace, LargeMass* found, std::int32_t* counter,
+          cudaStream_t stream) {
+  query.layout.head_dim <= kUsualDim ? find<T, kUsualDim>(query, workspace, found, counter, stream)
+                                     : find<T, kMostDim>(query, workspace, found, counter, stream);
 }
 
 }  // namespace
@@ -306,7 +327,7 @@ void find_large_masses(const MassQuery& query, void* workspace, LargeMass* found
   const int d = query.layout.head_dim;
   if (d % 16 != 0 || d < 64 || d > kMostDim || query.query_heads / query.layout.kv_heads > kRows)
     throw RunError(
-        "sources on the GPU: expected heads of 64 to 256 dimensions, a multiple of 16, in groups of at most "
+        "sources on the GPU: expected heads of 64 to 512 dimensions, a multiple of 16, in groups of at most "
         "16");
   if (query.layout.type == DType::f32) return find<float>(query, workspace, found, counter, stream);
   if (query.layout.type == DType::f16) return find<__half>(query, workspace, found, counter, stream);

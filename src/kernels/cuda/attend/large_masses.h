@@ -21,7 +21,7 @@ struct MassQuery {
   int count = 0;                   // N
   int query_heads = 0;             // Hq; group of 1 to 16
   float scale = 1.0f;              ///< of q.k
-  KvLayout layout;                 ///< of both parts; head_dim a multiple of 16 from 64 to 256
+  KvLayout layout;                 ///< of both parts; head_dim a multiple of 16 from 64 to 512
   const char* document = nullptr;  ///< where its layer begins
   std::int64_t seam = 0;           ///< tokens of it, a multiple of kBlockTokens
   const char* behind = nullptr;    ///< where the layer of the keys from `seam` on begins

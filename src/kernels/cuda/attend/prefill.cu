@@ -215,7 +215,7 @@ namespace {
 
 void attend_keys(const Queries& queries, std::int32_t position, const PrefillKeys& keys, StreamHandle stream,
                  Precision precision) {
-  const int d = queries.layout.head_dim, most = queries.layout.shared_rows ? 640 : 256;
+  const int d = queries.layout.head_dim, most = queries.layout.shared_rows ? 640 : kMostPrefillDim;
   if (d < 2 || d > most || queries.query_heads % queries.layout.kv_heads != 0) {
     throw RunError("expected heads of 2 to " + std::to_string(most) + " numbers and whole groups, found " +
                    std::to_string(d) + " numbers and " + std::to_string(queries.query_heads) + " heads on " +

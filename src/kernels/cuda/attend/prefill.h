@@ -74,12 +74,14 @@ struct InCallersArrays {
 };
 #endif
 
-/// Any store, head dimension up to 640 and group, in float32. Here and below `kv`, if not null, is where keys and
+inline constexpr int kMostPrefillDim = 512;  // of a key's numbers; latent rows may have 640
+
+/// Any store, head dimension up to kMostPrefillDim and group, in float32. Here and below `kv`, if not null, is where keys and
 /// values lie in place of the queries' layer.
 void attend_prefill_f32(const Queries& queries, std::int32_t position, const PrefillKeys& keys,
                         StreamHandle stream, const StridedKv* kv = nullptr);
 
-/// On the matrix unit, for stores of bf16 and f16 and heads of 64, 80, 96, 128 or 256 numbers; false, and
+/// On the matrix unit, for stores of bf16 and f16 and heads of 64, 80, 96, 128, 256 or 512 numbers; false, and
 /// nothing is enqueued, for others and where shared memory is too small.
 bool attend_prefill_mma(const Queries& queries, std::int32_t position, const PrefillKeys& keys,
                         StreamHandle stream, const StridedKv* kv = nullptr);

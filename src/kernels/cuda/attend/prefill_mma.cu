@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prefill attention on the matrix unit: FlashAttention-2 (Dao, 2023, arXiv:2307.08691, algorithm 1). A block
 // takes consecutive queries of one KV head, its whole group side by side, 16 rows a warp, and walks over
-// tiles of 64 keys that start at multiples of 64; the next tile is on its way to shared memory while one is
+// tiles of 64 keys that start at multiples of 64 (of heads of 512 numbers, 32 keys; and there a block has one half of
+// the values' columns, so that sums find room in registers: scores are computed twice); the next tile is on its way to shared memory while one is
 // computed. Scores, the softmax and sums are float32; queries (times scale and log2 e), keys, weights and
 // values have the store's type. A query's bits depend on its own keys alone, not on how the prompt was cut
 // into chunks.
@@ -12,8 +13,6 @@
 namespace lode::cuda {
 
 namespace {
-
-constexpr int kKeys = 64;  // of a tile
 
 /// Four 8 x 8 matrices of 16-bit numbers; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void load_matrices(const void* row, unsigned (&out)[4]) {
@@ -30,12 +29,15 @@ __device__ __forceinline__ void load_transposed(const void* row, unsigned (&out)
 /// A head dimension: sizes that follow from it.
 template <int D>
 struct Shape {
-  static constexpr int kWarps = D <= 128 ? 12 : 8, kThreads = kWarps * 32, kRows = kWarps * 16;
-  static constexpr int kStride =
-      D + 8;  // numbers from row to row: an odd count of 16 bytes, so no bank meets
-  static constexpr int kTile = kKeys * kStride;
+  static constexpr int kWarps = D <= 128 ? 12 : D <= 256 ? 8 : 7, kThreads = kWarps * 32, kRows = kWarps * 16;
+  static constexpr int kKeys = D <= 256 ? 64 : 32;     // of a tile
+  static constexpr int kColumns = D <= 256 ? D : 256;  // of values that a block has
+  static constexpr int kHalves = D / kColumns;
+  // Numbers from row to row: an odd count of 16 bytes, so no bank meets.
+  static constexpr int kStride = D + 8, kValueStride = kColumns + 8;
+  static constexpr int kKeyTile = kKeys * kStride, kTile = kKeyTile + kKeys * kValueStride;
   static constexpr bool kKeepQueries = D <= 128;  // in registers
-  static constexpr int kTiles = 4 * kTile;        // keys and values, two of each
+  static constexpr int kTiles = 2 * kTile;        // keys and values, two of each
   static constexpr int kQueries = kRows * kStride;
   static constexpr int kShared =
       2 * (kKeepQueries ? (kTiles > kQueries ? kTiles : kQueries) : kTiles + kQueries);
@@ -44,6 +46,7 @@ struct Shape {
 template <class T, int D, class Rows>
 class Attention {
   using S = Shape<D>;
+  static constexpr int kKeys = S::kKeys, kColumns = S::kColumns;
 
  public:
   __device__ Attention(const Queries& in, const Rows& stored, int position, const PrefillKeys& keys,
@@ -61,7 +64,7 @@ class Attention {
         // The last queries have the most keys: they start first.
         first_(static_cast<int>(gridDim.x - 1 - blockIdx.x) * S::kRows),
         rows_(in.count * group_) {
-    const int part = static_cast<int>(blockIdx.z);
+    const int part = static_cast<int>(blockIdx.z) / S::kHalves;
     places_ = keys.places(kv_head_, part);
     list_tiles_ = (places_.y - places_.x + kKeys - 1) / kKeys;
     const int2 near = keys.near_keys(part, position + first_ / group_,
@@ -86,6 +89,8 @@ class Attention {
   }
 
  private:
+  /// Of the values that this block has.
+  __device__ static int first_column() { return static_cast<int>(blockIdx.z) % S::kHalves * kColumns; }
   /// Of a tile behind those of the list.
   __device__ int first_key(int tile) const { return near_first_ + (tile - list_tiles_) * kKeys; }
   __device__ int position_of(int row) const {
@@ -127,14 +132,15 @@ class Attention {
   }
   /// Keys, then values, zeros for those that no query of the block may see.
   __device__ void load_tile(int tile, int buffer) {
-    T* to = memory_ + buffer * 2 * S::kTile;
-    constexpr int kChunks = D / 8;
-    for (int i = static_cast<int>(threadIdx.x); i < 2 * kKeys * kChunks; i += S::kThreads) {
-      const int which = i / (kKeys * kChunks), row = i / kChunks % kKeys, chunk = i % kChunks;
+    T* to = memory_ + buffer * S::kTile;
+    constexpr int kOfKey = D / 8, kOfValue = kColumns / 8;  // chunks of 16 bytes
+    for (int i = static_cast<int>(threadIdx.x); i < kKeys * (kOfKey + kOfValue); i += S::kThreads) {
+      const int which = i / (kKeys * kOfKey), chunks = which == 0 ? kOfKey : kOfValue,
+                place = i - which * kKeys * kOfKey, row = place / chunks, chunk = place % chunks;
       const int at = row_at(tile, row), bytes = at < 0 ? 0 : 16;
-      const char* from = stored_.at(kv_head_, at, which) + chunk * 16;
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                       shared_address(to + which * S::kTile + row * S::kStride + chunk * 8)),
+      const char* from = stored_.at(kv_head_, at, which) + (which * first_column() + chunk * 8) * 2;
+      T* const there = which == 0 ? to + row * S::kStride : to + S::kKeyTile + row * S::kValueStride;
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(there + chunk * 8)),
                    "l"(bytes > 0 ? from : nullptr), "r"(bytes)
                    : "memory");
     }
@@ -142,13 +148,13 @@ class Attention {
   }
 
   __device__ void add_tile(int tile, int buffer) {
-    const T* keys = memory_ + buffer * 2 * S::kTile;
+    const T* keys = memory_ + buffer * S::kTile;
     float s[kKeys / 8][4] = {};
     scores(keys, s);
     mask_where_needed(tile, s);
     unsigned p[kKeys / 16][4];
     softmax(s, p);
-    add_values(keys + S::kTile, p);
+    add_values(keys + S::kKeyTile, p);
   }
 
   __device__ void scores(const T* keys, float (&s)[kKeys / 8][4]) const {
@@ -225,7 +231,7 @@ class Attention {
       }
       sum_[half] = fmaf(sum_[half], keep, sum);
 #pragma unroll
-      for (int n = 0; n < D / 8; ++n) {
+      for (int n = 0; n < kColumns / 8; ++n) {
         out_[n][2 * half] *= keep;
         out_[n][2 * half + 1] *= keep;
       }
@@ -242,9 +248,9 @@ class Attention {
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k) {
 #pragma unroll
-      for (int n = 0; n < D / 16; ++n) {
+      for (int n = 0; n < kColumns / 16; ++n) {
         unsigned b[4];
-        load_transposed(values + (k * 16 + lane_ % 16) * S::kStride + n * 16 + lane_ / 16 * 8, b);
+        load_transposed(values + (k * 16 + lane_ % 16) * S::kValueStride + n * 16 + lane_ / 16 * 8, b);
         multiply<T>(out_[2 * n], p[k], b[0], b[1]);
         multiply<T>(out_[2 * n + 1], p[k], b[2], b[3]);
       }
@@ -259,11 +265,11 @@ class Attention {
       sum += __shfl_xor_sync(~0u, sum, 2);
       const int row = warp_ * 16 + lane_ / 4 + 8 * half;
       if (first_ + row >= rows_) continue;
-      float* to = in_.o + (output_ + query_row(row)) * D + lane_ % 4 * 2;
+      float* to = in_.o + (output_ + query_row(row)) * D + first_column() + lane_ % 4 * 2;
 #pragma unroll
-      for (int n = 0; n < D / 8; ++n)
+      for (int n = 0; n < kColumns / 8; ++n)
         *reinterpret_cast<float2*>(to + n * 8) = {out_[n][2 * half] / sum, out_[n][2 * half + 1] / sum};
-      if (in_.lse != nullptr && lane_ % 4 == 0)
+      if (in_.lse != nullptr && lane_ % 4 == 0 && first_column() == 0)
         in_.lse[output_ + query_row(row)] = 0.69314718055994531f * (max_[half] + log2f(sum));
     }
   }
@@ -279,7 +285,7 @@ class Attention {
   int list_tiles_, near_, near_first_;  // tiles of the list come first, then those from near_first_ on
   std::int64_t output_;                 // first row of this part's plane
   unsigned q_[S::kKeepQueries ? D / 16 : 1][4];
-  float out_[D / 8][4] = {}, max_[2] = {-INFINITY, -INFINITY}, sum_[2] = {};
+  float out_[kColumns / 8][4] = {}, max_[2] = {-INFINITY, -INFINITY}, sum_[2] = {};
 };
 
 template <class T, int D, class Place>
@@ -301,7 +307,7 @@ bool launch(const Queries& in, int position, const PrefillKeys& keys, const Plac
   if (S::kShared > shared) return false;
   const std::int64_t rows = std::int64_t{in.count} * (in.query_heads / in.layout.kv_heads);
   const dim3 grid(static_cast<unsigned>((rows + S::kRows - 1) / S::kRows),
-                  static_cast<unsigned>(in.layout.kv_heads), static_cast<unsigned>(keys.parts));
+                  static_cast<unsigned>(in.layout.kv_heads), static_cast<unsigned>(keys.parts * S::kHalves));
   const auto kernel = prefill_kernel<T, D, Place>;
   LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
   kernel<<<grid, S::kThreads, S::kShared, stream>>>(in, position, keys, place);
@@ -323,6 +329,8 @@ bool launch_for(const Queries& in, int position, const PrefillKeys& keys, const 
       return launch<T, 128>(in, position, keys, place, stream);
     case 256:
       return launch<T, 256>(in, position, keys, place, stream);
+    case 512:
+      return launch<T, 512>(in, position, keys, place, stream);
     default:
       return false;
   }

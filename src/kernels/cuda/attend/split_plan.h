@@ -9,9 +9,12 @@ namespace lode::cuda {
 
 constexpr int kLeastKeys = kWarps * kTile;  // of a piece
 
+/// Heads of so many numbers are walked over in slices (attend_large.cu).
+constexpr int kLargeDim = 512;
+
 /// Blocks that a processor works on at once.
 constexpr int blocks_at_once(int head_dim) {
-  return head_dim <= 128 ? 2 : 1;
+  return head_dim <= 128 || head_dim == kLargeDim ? 2 : 1;
 }
 
 /// Tiles of a list that a warp has under way. With one, more of a processor's memory is left as cache, where

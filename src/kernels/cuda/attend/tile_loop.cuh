@@ -88,6 +88,8 @@ __device__ __forceinline__ float reciprocal(float x) {
 /// Where the rows of a KV head lie: in the blocks of the engine's ranges (KvLayout).
 template <int D>
 struct InBlocks {
+  static constexpr int kWidth = D;       ///< numbers of a head, of which the walk may take a slice
+  static constexpr int kTurns = kWarps;  ///< warps that take tiles in turn; 1: each walks over all of them
   static constexpr int kBlockBytes =
       kBlockTokens * D * 2;  ///< of a block's keys, and of its values behind them
 
@@ -109,6 +111,8 @@ struct TileLoop {
   static constexpr int kStageBytes = kFetches * 32 * 16;
   static constexpr int kStages = kTilesAhead;
   static constexpr unsigned kNone = 0xffffffffu;
+  static constexpr int kWidth = Rows::kWidth > 0 ? Rows::kWidth : D;
+  static constexpr int kStep = Rows::kTurns * kTile;  ///< keys from one of the warp's tiles to the next
 
   const Params& p;
   const K& keys;
@@ -134,7 +138,6 @@ struct TileLoop {
     take(begin, behind, static_cast<int>(threadIdx.x) / 32 % kWarps);
   }
   __device__ __forceinline__ void take(int begin, int behind, int sequence) {
-    constexpr int kStep = kWarps * kTile;
     end = behind;
     first = begin + sequence * kTile;
     mine = max(0, (end - first + kStep - 1) / kStep);
@@ -145,8 +148,8 @@ struct TileLoop {
     float4 x[kHeadTiles][kKeyPieces][2];
   };
   /// The first of a lane's numbers, of queries that begin there.
-  __device__ static const float* queries_at(const float* from /*[heads, D]*/) {
-    return from + threadIdx.x % 32 / 4 * D + threadIdx.x % 4 * 8;
+  __device__ static const float* queries_at(const float* from /*[heads, kWidth]*/) {
+    return from + threadIdx.x % 32 / 4 * kWidth + threadIdx.x % 4 * 8;
   }
   /// `kFresh`: written since this kernel's launch was made ready, so past the first-level cache.
   template <bool kFresh = false>
@@ -159,7 +162,7 @@ struct TileLoop {
         const bool wanted = g + 8 * h < heads && (j * 4 + t) * 8 < D;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          const float* const x = at + 8 * h * D + 32 * j + 4 * i;
+          const float* const x = at + 8 * h * kWidth + 32 * j + 4 * i;
           raw.x[h][j][i] = kFresh ? load_fresh(x, wanted) : load_here(x, wanted);
         }
       }
@@ -182,7 +185,7 @@ struct TileLoop {
   /// Key lane % 16 of tile 2 pair + lane / 16.
   __device__ int key_of(int pair) const {
     const int lane = threadIdx.x % 32;
-    return first + (2 * pair + lane / kTile) * kWarps * kTile + lane % kTile;
+    return first + (2 * pair + lane / kTile) * kStep + lane % kTile;
   }
   /// Its row, or -1.
   __device__ int row_of(int pair) const {
@@ -467,7 +470,7 @@ struct TileLoop {
       __syncwarp();  // all have read the keys before the next fetch overwrites them
       fetch_keys(tile + kStages);
       wait_for_oldest();
-      weigh(stage, first + tile * kWarps * kTile, s);
+      weigh(stage, first + tile * kStep, s);
       __syncwarp();
       fetch_values(tile + kStages);
     }
@@ -485,8 +488,8 @@ struct TileLoop {
     }
   }
 
-  /// The warp's state of some heads: o [heads][D], then m and l [heads][2].
-  __device__ void store(float* to, int heads, int first_head = 0) const {
+  /// The warp's state of some heads: o [heads][kWidth] from a column on, then m and l [heads][2].
+  __device__ void store(float* to, int heads, int first_head = 0, int column = 0) const {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int h = 0; h < kHeadTiles; ++h) {
@@ -497,7 +500,7 @@ struct TileLoop {
 #pragma unroll
         for (int j = 0; j < kValuePieces; ++j) {
           if ((j * 8 + g) * 8 >= D) continue;
-          float4* const at = reinterpret_cast<float4*>(to + head * D + (j * 8 + g) * 8);
+          float4* const at = reinterpret_cast<float4*>(to + head * kWidth + column + (j * 8 + g) * 8);
 #pragma unroll
           for (int i = 0; i < 2; ++i) {
             const float(&x)[4] = o[h][j * 4 + 2 * i];
@@ -505,7 +508,7 @@ struct TileLoop {
             at[i] = {x[r], x[2 + r], y[r], y[2 + r]};
           }
         }
-        if (g == 0) *reinterpret_cast<float2*>(to + heads * D + head * 2) = {m[h][r], l[h][r]};
+        if (g == 0) *reinterpret_cast<float2*>(to + heads * kWidth + head * 2) = {m[h][r], l[h][r]};
       }
     }
   }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <set>
+#include <span>
 #include <vector>
 
 #include "kernels/cuda/device/device.h"
@@ -11,19 +12,29 @@
 
 namespace lode::cuda {
 
+/// What a layer has in a range.
+struct LayerRows {
+  int kv_heads = 0, head_dim = 0;
+  int shows = 0;  ///< the layer whose memory is here: its own number, or that of a layer of the same heads
+  bool operator==(const LayerRows&) const = default;
+};
+
 class KvRange {
  public:
-  /// Reserves addresses only. The layout's layer_stride is set here. `without`: [layers] those that have no rows, and no
-  /// memory of their own: they show that of a layer which has, so that who goes over all layers reads something; empty:
-  /// all have.
-  KvRange(KvLayout layout, int layers, std::int64_t max_tokens, std::vector<bool> without = {});
+  /// Reserves addresses only. The layout's layer_stride is set here. `rows`: [layers]; empty: all have the layout's heads
+  /// and memory of their own.
+  KvRange(KvLayout layout, int layers, std::int64_t max_tokens, std::vector<LayerRows> rows = {});
   ~KvRange();
   KvRange(const KvRange&) = delete;
   KvRange& operator=(const KvRange&) = delete;
 
+  /// Of layers that say nothing else.
   const KvLayout& layout() const { return layout_; }
+  KvLayout layout(int layer) const;
   char* base() const { return base_; }
-  bool has_rows(int layer) const { return without_.empty() || !without_[static_cast<std::size_t>(layer)]; }
+  char* layer(int layer) const { return base_ + layer * layout_.layer_stride; }
+  /// Whether its memory is its own.
+  bool has_rows(int layer) const { return shown_by(layer) == layer; }
   enum class Part { k, v };
   /// Whether a part of a head lies here by itself.
   bool holds(int layer, int head, Part part) const {
@@ -36,7 +47,7 @@ class KvRange {
 
   /// For a range whose tokens are elsewhere but for some: backs rows [begin, end) of every layer alone, and
   /// gives back the memory that holds nothing but rows of [begin, end). Whole blocks around the rows that are
-  /// left stay. Not together with back(); no work that uses the rows may be under way.
+  /// left stay. Not together with back(), nor where heads differ; no work that uses the rows may be under way.
   void hold(std::int64_t begin, std::int64_t end);
   void let_go(std::int64_t begin, std::int64_t end);
 
@@ -51,23 +62,29 @@ class KvRange {
   template <class Copy>
   void for_blocks(int layer, int head, Part part, std::int64_t begin, std::int64_t end,
                   const Copy& copy) const;
-  void map_layers(std::int64_t offset, std::int64_t bytes);
+  /// Bytes of a layer that get memory.
+  struct Growth {
+    std::int64_t offset = 0, bytes = 0;
+  };
+  int shown_by(int layer) const {
+    return rows_.empty() ? layer : rows_[static_cast<std::size_t>(layer)].shows;
+  }
+  void map_layers(std::span<const Growth> growth /*[layers]*/);
   void unmap(std::size_t first_piece);
 
   KvLayout layout_;
   int layers_ = 0;
   std::int64_t max_tokens_ = 0, granularity_ = 0;
+  std::vector<LayerRows> rows_;  // [layers] or empty
   char* base_ = nullptr;
-  std::int64_t backed_ = 0;      ///< bytes of each layer that have memory by back()
-  std::set<std::int64_t> held_;  ///< pages of each layer that have memory by hold()
+  std::vector<std::int64_t> backed_;  // [layers] bytes that have memory by back()
+  std::set<std::int64_t> held_;       ///< pages of each layer that have memory by hold()
   struct Piece {
     unsigned long long handle = 0;  ///< 0: another layer's
     char* at = nullptr;
     std::int64_t bytes = 0;
   };
   std::vector<Piece> pieces_;
-  std::vector<bool> without_;       // [layers] or empty
-  std::int64_t layers_backed_ = 0;  ///< that have rows
 };
 
 }  // namespace lode::cuda

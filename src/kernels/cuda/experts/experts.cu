@@ -48,9 +48,10 @@ struct Sum {
   const float* shared_gate = nullptr;  // [n] its logits; or null
   std::int64_t hidden = 0;
   float multiplier = 1.0f;
+  bool adds = true;  ///< to what is there
 };
 
-__global__ __launch_bounds__(kThreads) void sum_kernel(const Sum in, const Routing routing, float* x) {
+__global__ __launch_bounds__(kThreads) void sum_kernel(const Sum in, const Routing routing, float* to) {
   const std::int64_t column = std::int64_t{blockIdx.x} * kThreads + threadIdx.x, token = blockIdx.y;
   release_successor();
   wait_for_predecessor();
@@ -64,7 +65,36 @@ __global__ __launch_bounds__(kThreads) void sum_kernel(const Sum in, const Routi
     if (in.bias != nullptr) own += in.bias[routing.slot_expert[slot] * in.hidden + column];
     sum = fmaf(routing.slot_weight[slot], own, sum);
   }
-  x[token * in.hidden + column] += in.multiplier * sum;
+  float& x = to[token * in.hidden + column];
+  x = in.adds ? x + in.multiplier * sum : sum;
+}
+
+/// mixed = norm(mixed) + norm(dense), each with gains of its own; a block a row.
+__global__ __launch_bounds__(kThreads) void join_kernel(const float* dense, const Vector dense_gain,
+                                                        const Vector mixed_gain, float eps,
+                                                        std::int64_t hidden, float* mixed) {
+  __shared__ double2 partial[kThreads / 32];
+  const std::int64_t begin = std::int64_t{blockIdx.x} * hidden;
+  double2 sums = {};
+  for (std::int64_t i = threadIdx.x; i < hidden; i += kThreads) {
+    const double a = double{dense[begin + i]}, b = double{mixed[begin + i]};
+    sums.x += a * a, sums.y += b * b;
+  }
+  for (int offset = 16; offset > 0; offset /= 2) {
+    sums.x += __shfl_xor_sync(~0u, sums.x, offset);
+    sums.y += __shfl_xor_sync(~0u, sums.y, offset);
+  }
+  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sums;
+  __syncthreads();
+  sums = {};
+  for (const double2 p : partial) sums.x += p.x, sums.y += p.y;
+  const auto inverse = [&](double sum) {
+    return static_cast<float>(1.0 / sqrt(sum / static_cast<double>(hidden) + static_cast<double>(eps)));
+  };
+  const float of_dense = inverse(sums.x), of_mixed = inverse(sums.y);
+  for (std::int64_t i = threadIdx.x; i < hidden; i += kThreads)
+    mixed[begin + i] =
+        dense[begin + i] * of_dense * dense_gain[i] + mixed[begin + i] * of_mixed * mixed_gain[i];
 }
 
 DType operand_type(const DeviceWeight& w, Precision precision) {
@@ -143,26 +173,42 @@ void Experts::add_some(const ExpertArguments& a, std::int64_t n, float* x) {
   else
     multiply(a, n, x, routing);
   add_shared(a, n, x);
-  const bool streamed = few && a.down.all.tiled();  // with its bias
+  add_sum(a, n, few && a.down.all.tiled(), routing, x);
+}
+
+/// `streamed`: what the experts put out has its bias.
+void Experts::add_sum(const ExpertArguments& a, std::int64_t n, bool streamed, const Routing& routing,
+                      float* x) {
+  const bool apart = a.post_norm.data != nullptr,
+             adds = !apart && a.addition.norm.data == nullptr && a.addition.factor == 1.0f;
   const Sum sum = {.out = at(places_.out),
                    .bias = streamed ? nullptr : a.down.bias,
-                   .shared = a.shared.gate.data == nullptr ? nullptr : at(places_.shared),
+                   .shared = apart || a.shared.gate.data == nullptr ? nullptr : at(places_.shared),
                    .shared_gate = a.shared_gate.data == nullptr ? nullptr : at(places_.shared_gate),
                    .hidden = a.norm.cols,
-                   .multiplier = a.multiplier};
+                   .multiplier = a.addition.multiplier,
+                   .adds = adds};
   const dim3 grid(blocks_for(a.norm.cols), static_cast<unsigned>(n));
-  EarlyLaunch(grid, kThreads, 0, 1, stream_)(sum_kernel, sum, routing, x);
+  float* const mixed = at(places_.normed);  // whose rows have been through the experts
+  EarlyLaunch(grid, kThreads, 0, 1, stream_)(sum_kernel, sum, routing, adds ? x : mixed);
+  if (apart) {
+    join_kernel<<<static_cast<unsigned>(n), kThreads, 0, stream_>>>(
+        at(places_.shared), vector_of(a.shared_post_norm), vector_of(a.post_norm), a.eps, a.norm.cols, mixed);
+    LODE_LAUNCHED();
+  }
+  if (!adds) add_scaled(mixed, n, a.norm.cols, a.addition, x, stream_);
 }
 
 /// The router is computed in float32 whatever its rows go through: near scores choose other experts.
 void Experts::find_routing(const ExpertArguments& a, std::int64_t n, const float* x, bool few,
                            const Routing& routing) {
   float* const logits = at(places_.logits);
-  const RouterInput input = {logits, a.router_bias, a.choice_bias};
+  const RouterInput input = {logits, a.router_bias, a.choice_bias, a.factors};
+  const DeviceWeight& norm = a.router_norm.data != nullptr ? a.router_norm : a.norm;
   if (few)
-    return route_few(a.plan, {x, a.norm, a.eps, static_cast<const float*>(a.router.data), input}, n, routing,
+    return route_few(a.plan, {x, norm, a.eps, static_cast<const float*>(a.router.data), input}, n, routing,
                      stream_);
-  norm_rows({x, vector_of(a.norm), a.eps, n, a.norm.cols}, at<void>(places_.normed), DType::f32, stream_);
+  norm_rows({x, vector_of(norm), a.eps, n, norm.cols}, at<void>(places_.normed), DType::f32, stream_);
   gemm_f32({at(places_.normed), DType::f32, n, a.norm.cols},
            {a.router.data, a.router.type, a.router.rows, a.router.cols}, {}, false, logits, stream_);
   route(a.plan, input, n, routing, stream_);

@@ -19,19 +19,23 @@ struct ExpertMatrices {
 };
 
 struct ExpertArguments {
-  DeviceWeight norm;  // [1, D] before router, experts and the feed-forward of every token
+  DeviceWeight norm;         // [1, D] before the experts
+  DeviceWeight router_norm;  // [1, D] before the router; none: the experts'
   float eps = 1e-5f;
   RouterPlan plan;
   DeviceWeight router;                 // [E, D] of 32 bits
   const float* router_bias = nullptr;  // [E]; null when there is none, as the next
   const float* choice_bias = nullptr;  // [E]
+  const float* factors = nullptr;      // [E] of weights
   ExpertMatrices gate, up, down;       // of [F, D] twice, [D, F]
   Activation activation;
-  /// The feed-forward of every token, whose gate has no data where there is none, and what weighs its output by
-  /// sigmoid(h . shared_gate).
+  /// The feed-forward of every token, with a norm of its own before it, whose gate has no data where there is none, and
+  /// what weighs its output by sigmoid(h . shared_gate).
   Linear::MlpArguments shared;
   DeviceWeight shared_gate;  // [1, D], not in tiles; or none
-  float multiplier = 1.0f;   ///< of what is added to the stream
+  DeviceWeight post_norm,
+      shared_post_norm;  ///< [1, D] of what experts and feed-forward put out; none, or both
+  Addition addition;     ///< of the two together
 };
 
 /// Sizes of a model's layers that decide how much scratch they need.
@@ -53,7 +57,7 @@ class Experts {
   /// Allocates it for calls of up to so many rows. Must come before capture.
   void reserve(const ExpertSizes& sizes, std::int64_t rows);
 
-  /// x += multiplier * (experts(norm(x)) + shared feed-forward(norm(x))).
+  /// Adds experts(norm(x)) + shared feed-forward(norm(x)), as the addition says.
   void add(const ExpertArguments& arguments, std::int64_t n, float* x /*[n, D]*/);
 
  private:
@@ -68,6 +72,7 @@ class Experts {
   void find_routing(const ExpertArguments& a, std::int64_t n, const float* x, bool few,
                     const Routing& routing);
   void add_shared(const ExpertArguments& a, std::int64_t n, float* x);
+  void add_sum(const ExpertArguments& a, std::int64_t n, bool streamed, const Routing& routing, float* x);
   void stream(const ExpertArguments& a, std::int64_t n, const float* x, const Routing& routing);
   void stream_gate_and_up(const ExpertArguments& a, std::int64_t n, const float* x, const Routing& routing);
   void multiply(const ExpertArguments& a, std::int64_t n, const float* x, const Routing& routing);

@@ -125,7 +125,10 @@ __device__ void choose(const RouterPlan& plan, const RouterInput& in, std::int64
   float sum = 0.0f;
   for (int j = 0; j < plan.used; ++j) sum += weights[j];
   const float divisor = plan.normalise ? sum + 1e-20f : 1.0f;
-  for (int j = lane; j < plan.used; j += 32) to.weight[j] = weights[j] / divisor * plan.scale;
+  for (int j = lane; j < plan.used; j += 32) {
+    const float weight = weights[j] / divisor * plan.scale;
+    to.weight[j] = in.factors != nullptr ? weight * in.factors[to.expert[j]] : weight;
+  }
 }
 
 /// Sorts up to kFewSlots slots by expert and lists the experts; each thread has a slot.

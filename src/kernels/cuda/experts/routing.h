@@ -36,6 +36,7 @@ struct RouterInput {
   float* logits = nullptr;             // [n, E]
   const float* bias = nullptr;         // [E] of the logits
   const float* choice_bias = nullptr;  // [E] of scores, for the choice alone
+  const float* factors = nullptr;      // [E] of weights
 };
 
 /// Up to so many rows are few, as long as there are no more than kFewExperts and a token has no more than kFewSlots /

@@ -52,7 +52,7 @@ QkvStep<W> qkv_step(const Linear::QkvArguments& a, const Queries& where) {
   s.k_bias = vector_of(a.k_bias);
   s.v_bias = vector_of(a.v_bias);
   s.query_heads = where.query_heads;
-  s.kv_heads = where.layout.kv_heads;
+  s.kv_heads = a.k.data == nullptr ? 0 : where.layout.kv_heads;
   s.half = where.layout.head_dim / 2;
   s.frequencies = a.frequencies;
   s.turning = a.turning < 0 ? s.half : a.turning;
@@ -146,7 +146,7 @@ struct Linear::Impl {
   }
   /// x += y, [n, cols].
   void add(std::int64_t n, std::int64_t cols, const Addition& addition, const float* y, float* x) const {
-    add_scaled(y, n, cols, vector_of(addition.norm), addition.eps, addition.multiplier, x, stream);
+    add_scaled(y, n, cols, addition, x, stream);
   }
   /// act = activation(gate) * up where the two are products of their own.
   void gate_and_up(const MlpArguments& a, const StepInput& input, const GateUpStep<float>& step) const {
@@ -196,8 +196,7 @@ void Linear::qkv(const QkvArguments& a, const Queries& where) {
   const Impl& m = *impl_;
   const std::int64_t n = where.count;
   const StepInput input = {a.x, vector_of(a.norm), a.eps, n, a.q.cols};
-  const bool apart = a.q_norm.data != nullptr || a.k_norm.data != nullptr || a.growth.factor != 0.0f,
-             few = !apart && m.streams(n, {&a.q, &a.k, &a.v}),
+  const bool apart = a.finishes_heads(), few = !apart && m.streams(n, {&a.q, &a.k, &a.v}),
              tiled = a.q.tiled() && a.k.tiled() && a.v.tiled();
   const QkvStep<float> finish = qkv_step<float>(a, where);
   if (few && tiled && streams_heads(finish)) return stream_qkv(finish, a.q, a.k, a.v, input, m.stream);
@@ -211,13 +210,14 @@ void Linear::qkv(const QkvArguments& a, const Queries& where) {
   m.need(n, a.q.cols, a.q.rows + a.k.rows + a.v.rows);
   float* q = m.products();
   float* k = q + n * a.q.rows;
-  float* v = k + n * a.k.rows;
+  float* v = a.v.data == nullptr ? k : k + n * a.k.rows;
   struct Part {
     DeviceWeight w;
     float* y;
   };
   std::vector<Part> parts = {{a.q, q}};
   for (const Part& next : {Part{a.k, k}, Part{a.v, v}}) {
+    if (next.w.data == nullptr) continue;
     if (n == 1 && parts.back().w.rows % kTileRows == 0 && continues(parts.back().w, next.w))
       parts.back().w.rows += next.w.rows;  // as one matrix, whose outputs of one row lie side by side
     else
@@ -234,8 +234,7 @@ void Linear::qkv(const QkvArguments& a, const Queries& where) {
     m.product(h, part.w, {}, false, part.y);
   }
   if (!apart) return finish_qkv(finish, n, q, k, v, m.stream);
-  const HeadNorms norms = {vector_of(a.q_norm), vector_of(a.k_norm), a.eps, a.growth.factor, a.growth.start};
-  finish_heads(finish, norms, n, q, k, v, m.stream);
+  finish_heads(finish, norms_of(a), n, q, k, v, m.stream);
 }
 
 void Linear::project_out(const float* attention, std::int64_t n, const DeviceWeight& w,

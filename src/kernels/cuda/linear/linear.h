@@ -49,11 +49,12 @@ struct Activation {
   float slope = 1.0f, limit = std::numeric_limits<float>::infinity(), offset = 0.0f;
 };
 
-/// How what a layer computes comes to the stream: x += multiplier * norm(y), the norm only where there is one.
+/// How what a layer computes comes to the stream: x = (x + multiplier * norm(y)) * factor, the norm only where there is
+/// one.
 struct Addition {
   DeviceWeight norm;
-  float eps = 1e-5f, multiplier = 1.0f;
-  bool plain() const { return norm.data == nullptr && multiplier == 1.0f; }
+  float eps = 1e-5f, multiplier = 1.0f, factor = 1.0f;
+  bool plain() const { return norm.data == nullptr && multiplier == 1.0f && factor == 1.0f; }
 };
 
 /// Holds the cuBLASLt handle, its algorithms and workspace. One per stream.
@@ -75,7 +76,8 @@ class Linear {
 
   /// h = rms_norm(x); q, k, v = projections of h; norms and growth where there are any (then as products and a
   /// kernel behind them); then RoPE at each token's position; keys and values go to
-  /// their rows of the KV range. q_unrotated / k_unrotated / v are written when not null.
+  /// their rows of the KV range. q_unrotated / k_unrotated / v are written when not null. Of heads that are normed there
+  /// may be no k, then no rows are written, or no v: values are keys before norm and RoPE.
   struct QkvArguments {
     const float* x = nullptr;  // [N, D]
     DeviceWeight norm, q, k, v, q_bias, k_bias, v_bias;
@@ -84,12 +86,17 @@ class Linear {
     int turning = -1;                    ///< pairs of a head that turn; -1 = all
     float rope_scale = 1.0f;             ///< multiplies rotated pairs (yarn)
     DeviceWeight q_norm, k_norm;         // [1, d] each head's, before RoPE; or none
+    bool v_norm = false;                 ///< values are normed, without gains
     QueryGrowth growth;
     float* q_out = nullptr;        // [N, Hq, d] after RoPE
     float* q_unrotated = nullptr;  // [N, Hq, d] or null
     float* k_unrotated = nullptr;  // [N, Hkv, d] or null
     float* k_out = nullptr;        // [N, Hkv, d] after RoPE, or null
     float* v_out = nullptr;        // [N, Hkv, d] or null
+    /// Whether a kernel behind the products finishes heads.
+    bool finishes_heads() const {
+      return q_norm.data != nullptr || k_norm.data != nullptr || v_norm || growth.factor != 0.0f;
+    }
   };
   /// `where` gives tokens, bases, layer offset and layout (its q and o are not used).
   void qkv(const QkvArguments& arguments, const Queries& where);

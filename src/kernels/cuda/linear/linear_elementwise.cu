@@ -73,6 +73,8 @@ __device__ __forceinline__ double warp_sum(double x) {
 }
 
 /// One warp for each head of each row. Where tokens stand is looked up while the products in front are still made.
+/// kMost: pairs of a lane, 32 times as many of a head.
+template <int kMost>
 __global__ void finish_heads_kernel(QkvStep<float> step, const HeadNorms norms, std::int64_t n,
                                     const float* q, const float* k, const float* v) {
   const int all = step.query_heads + 2 * step.kv_heads, half = step.half, d = 2 * half,
@@ -83,6 +85,7 @@ __global__ void finish_heads_kernel(QkvStep<float> step, const HeadNorms norms, 
   int head = static_cast<int>(at % all), heads = step.query_heads;
   const float* from = q;
   Vector bias = step.q_bias, gain = norms.q_gain;
+  bool normed_values = false;
   const bool query = head < step.query_heads;
   const std::int64_t pair = std::int64_t{head} * half;  // the first one of the head, as the step counts
   if (!query) {
@@ -90,8 +93,8 @@ __global__ void finish_heads_kernel(QkvStep<float> step, const HeadNorms norms, 
     const bool key = head < step.kv_heads;
     if (!key) head -= step.kv_heads;
     from = key ? k : v, bias = key ? step.k_bias : step.v_bias, gain = key ? norms.k_gain : Vector{};
+    normed_values = !key && norms.values;
   }
-  constexpr int kMost = 4;  // pairs of a lane; heads have at most 256 numbers
   QkvStep<float>::Before known[kMost];
   step.q_bias = step.k_bias = step.v_bias = {};
 #pragma unroll
@@ -102,7 +105,8 @@ __global__ void finish_heads_kernel(QkvStep<float> step, const HeadNorms norms, 
   from += (row * heads + head) * d;
   const auto value = [&](int i) { return from[i] + bias.or_zero(std::int64_t{head} * d + i); };
   float factor = 1.0f, growth = 1.0f;
-  if (gain.data != nullptr) {
+  const bool norm = gain.data != nullptr || normed_values;
+  if (norm) {
     double sum = 0;
     for (int i = lane; i < d; i += 32) sum += double{value(i)} * double{value(i)};
     factor = static_cast<float>(1.0 / sqrt(warp_sum(sum) / d + static_cast<double>(norms.eps)));
@@ -112,7 +116,8 @@ __global__ void finish_heads_kernel(QkvStep<float> step, const HeadNorms norms, 
         1.0 + static_cast<double>(norms.growth) *
                   log1p(static_cast<double>(step.tokens[row].position / norms.growth_start)));
   const auto normed = [&](int i) {
-    const float x = gain.data != nullptr ? value(i) * factor * gain[i] : value(i);
+    const float normal = norm ? value(i) * factor : value(i),
+                x = gain.data != nullptr ? normal * gain[i] : normal;
     return growth == 1.0f ? x : x * growth;
   };
 #pragma unroll
@@ -122,7 +127,7 @@ __global__ void finish_heads_kernel(QkvStep<float> step, const HeadNorms norms, 
   }
 }
 
-__global__ void add_scaled_kernel(const StepInput y, float multiplier, float* x) {
+__global__ void add_scaled_kernel(const StepInput y, float multiplier, float factor, float* x) {
   __shared__ double partial[kThreads / 32];
   const float* from = y.x + std::int64_t{blockIdx.x} * y.cols;
   float* to = x + std::int64_t{blockIdx.x} * y.cols;
@@ -139,7 +144,7 @@ __global__ void add_scaled_kernel(const StepInput y, float multiplier, float* x)
   }
   for (std::int64_t i = threadIdx.x; i < y.cols; i += kThreads) {
     const float h = y.gain.data != nullptr ? from[i] * inverse * y.gain[i] : from[i];
-    to[i] = __fadd_rn(to[i], __fmul_rn(h, multiplier));
+    to[i] = __fmul_rn(__fadd_rn(to[i], __fmul_rn(h, multiplier)), factor);
   }
 }
 
@@ -190,15 +195,19 @@ void finish_heads(const QkvStep<float>& step, const HeadNorms& norms, std::int64
   if (n == 0) return;
   const std::int64_t heads = n * (step.query_heads + 2 * step.kv_heads);
   constexpr int kHeads = kThreads / 32;
-  EarlyLaunch(dim3(static_cast<unsigned>((heads + kHeads - 1) / kHeads)), kThreads, 0, 1, stream)(
-      finish_heads_kernel, step, norms, n, q, k, v);
+  const EarlyLaunch launch(dim3(static_cast<unsigned>((heads + kHeads - 1) / kHeads)), kThreads, 0, 1,
+                           stream);
+  constexpr int kUsual = 4, kLarge = 8;
+  LODE_ASSERT(step.half <= 32 * kLarge);
+  step.half <= 32 * kUsual ? launch(finish_heads_kernel<kUsual>, step, norms, n, q, k, v)
+                           : launch(finish_heads_kernel<kLarge>, step, norms, n, q, k, v);
 }
 
-void add_scaled(const float* y, std::int64_t n, std::int64_t cols, const Vector& gain, float eps,
-                float multiplier, float* x, StreamHandle stream) {
+void add_scaled(const float* y, std::int64_t n, std::int64_t cols, const Addition& addition, float* x,
+                StreamHandle stream) {
   if (n == 0) return;
-  add_scaled_kernel<<<static_cast<unsigned>(n), kThreads, 0, stream>>>({y, gain, eps, n, cols}, multiplier,
-                                                                       x);
+  add_scaled_kernel<<<static_cast<unsigned>(n), kThreads, 0, stream>>>(
+      {y, vector_of(addition.norm), addition.eps, n, cols}, addition.multiplier, addition.factor, x);
   LODE_LAUNCHED();
 }
 

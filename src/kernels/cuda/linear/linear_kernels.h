@@ -55,18 +55,23 @@ void add_bias(float* y, std::int64_t n, std::int64_t cols, const Vector& bias, S
 /// Finishes a step whose products another kernel made: rotation and append, or activation(gate) * up.
 void finish_qkv(const QkvStep<float>& step, std::int64_t n, const float* q, const float* k, const float* v,
                 StreamHandle stream);
-/// The same for heads that are normed or queries that grow; a gain of null data: no norm.
+/// The same for heads that are normed or queries that grow; a gain of null data: no norm. Heads of up to 512 numbers;
+/// v may be k.
 struct HeadNorms {
   Vector q_gain, k_gain;  // [d]
+  bool values = false;    ///< are normed, without gains
   float eps = 1e-5f;
   float growth = 0.0f;
   std::int64_t growth_start = 1;
 };
+inline HeadNorms norms_of(const Linear::QkvArguments& a) {
+  return {vector_of(a.q_norm), vector_of(a.k_norm), a.v_norm, a.eps, a.growth.factor, a.growth.start};
+}
 void finish_heads(const QkvStep<float>& step, const HeadNorms& norms, std::int64_t n, const float* q,
                   const float* k, const float* v, StreamHandle stream);
-/// x[n, cols] += multiplier * rms_norm(y), or multiplier * y without a gain.
-void add_scaled(const float* y, std::int64_t n, std::int64_t cols, const Vector& gain, float eps,
-                float multiplier, float* x, StreamHandle stream);
+/// x[n, cols] += y as the addition says.
+void add_scaled(const float* y, std::int64_t n, std::int64_t cols, const Addition& addition, float* x,
+                StreamHandle stream);
 void finish_gate_up(const GateUpStep<float>& step, std::int64_t n, const float* gate, const float* up,
                     StreamHandle stream);
 

@@ -173,13 +173,13 @@ __global__ void activate_kernel(const Halves y, std::int64_t n, std::int64_t col
 struct AddStep {
   std::int64_t cols = 0;
   Vector bias, gain;
-  float eps = 0.0f, multiplier = 1.0f;
+  float eps = 0.0f, multiplier = 1.0f, factor = 1.0f;
   float* x = nullptr;
   Vector next;  ///< of the norm of the sum, whose halves go to next_to
   Half* next_to = nullptr;
 };
 
-/// x += multiplier * norm(y + bias), then the halves of norm(x) where there is a next one; a block a row.
+/// x = (x + multiplier * norm(y + bias)) * factor, then the halves of norm(x) where there is a next one; a block a row.
 template <int kFours>
 __global__ __launch_bounds__(kThreads) void add_kernel(const Halves y, const AddStep step) {
   release_successor();
@@ -195,7 +195,8 @@ __global__ __launch_bounds__(kThreads) void add_kernel(const Halves y, const Add
 #pragma unroll
   for (int k = 0; k < kFours; ++k) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sum.x[k][i] = __fadd_rn(sum.x[k][i], __fmul_rn(of.x[k][i], step.multiplier));
+    for (int i = 0; i < 4; ++i)
+      sum.x[k][i] = __fmul_rn(__fadd_rn(sum.x[k][i], __fmul_rn(of.x[k][i], step.multiplier)), step.factor);
   }
   sum.for_each_four([&](std::int64_t i, const float(&value)[4]) {
     *reinterpret_cast<float4*>(x + i) = {value[0], value[1], value[2], value[3]};
@@ -270,6 +271,10 @@ struct NarrowLinear::Impl {
     for (const DeviceWeight* w : all) stride += w->rows;
     std::int64_t column = 0;
     for (const auto* at = all.begin(); at != all.end();) {
+      if ((*at)->rows == 0) {  // not there
+        ++at;
+        continue;
+      }
       Operand w = {(*at)->data, DType::bf16, 0, (*at)->cols};
       const char* end = static_cast<const char*>(w.data);
       for (; at != all.end() && (*at)->data == end; ++at)
@@ -283,9 +288,15 @@ struct NarrowLinear::Impl {
   }
   void add(const Halves& y, std::int64_t n, const DeviceWeight& w, const DeviceWeight& bias,
            const Addition& addition, float* x, const DeviceWeight& next) {
-    const AddStep step = {
-        w.rows,          vector_of(bias), vector_of(addition.norm), addition.eps, addition.multiplier, x,
-        vector_of(next), operand()};
+    const AddStep step = {.cols = w.rows,
+                          .bias = vector_of(bias),
+                          .gain = vector_of(addition.norm),
+                          .eps = addition.eps,
+                          .multiplier = addition.multiplier,
+                          .factor = addition.factor,
+                          .x = x,
+                          .next = vector_of(next),
+                          .next_to = operand()};
     const auto launch = [&](auto kernel) { early(static_cast<unsigned>(n))(kernel, y, step); };
     const std::int64_t fours = (w.rows + 4 * kThreads - 1) / (4 * kThreads);
     fours == 1 ? launch(add_kernel<1>) : fours == 2 ? launch(add_kernel<2>) : launch(add_kernel<kMostFours>);
@@ -332,15 +343,13 @@ void NarrowLinear::qkv(const Linear::QkvArguments& a, const Queries& where) {
   m.split_unless_ready({a.x, vector_of(a.norm), a.eps, n, a.q.cols});
   const Halves y = m.product({&a.q, &a.k, &a.v});
   const QkvStep<float> step = qkv_step_of(a, where);
-  if (a.q_norm.data == nullptr && a.k_norm.data == nullptr && a.growth.factor == 0.0f) {
-    return m.early(blocks_for(n * step.pairs()))(finish_qkv_kernel, step, n, y);
-  }
-  float *const q = m.joined(), *const k = q + n * q_cols, *const v = k + n * kv_cols;
+  if (!a.finishes_heads()) return m.early(blocks_for(n * step.pairs()))(finish_qkv_kernel, step, n, y);
+  const bool own_values = a.v.data != nullptr;
+  float *const q = m.joined(), *const k = q + n * q_cols, *const v = own_values ? k + n * kv_cols : k;
   m.join(y, n, 0, q_cols, q);
-  m.join(y, n, q_cols, kv_cols, k);
-  m.join(y, n, q_cols + kv_cols, kv_cols, v);
-  finish_heads(step, {vector_of(a.q_norm), vector_of(a.k_norm), a.eps, a.growth.factor, a.growth.start}, n, q,
-               k, v, m.stream);
+  if (kv_cols > 0) m.join(y, n, q_cols, kv_cols, k);
+  if (own_values) m.join(y, n, q_cols + kv_cols, kv_cols, v);
+  finish_heads(step, norms_of(a), n, q, k, v, m.stream);
 }
 
 void NarrowLinear::project_out(const float* attention, std::int64_t n, const DeviceWeight& w,
@@ -376,6 +385,19 @@ void NarrowLinear::mlp(const Linear::MlpArguments& a, std::int64_t n, float* x, 
   m.early(blocks_for(kNarrowRows * a.gate.rows))(activate_kernel, y, n, a.gate.rows, vector_of(a.gate_bias),
                                                  vector_of(a.up_bias), a.activation, m.operand());
   m.add(m.product({&a.down}), n, a.down, a.down_bias, a.addition, x, next);
+}
+
+void NarrowLinear::multiply(const float* x, std::int64_t n, const DeviceWeight& w, float* y) {
+  Impl& m = *impl_;
+  if (!m.together({&w})) {
+    for (std::int64_t first = 0; first < n; first += kFusedRows)
+      m.linear.multiply(x + first * w.cols, std::min<std::int64_t>(kFusedRows, n - first), w, {},
+                        y + first * w.rows, false);
+    return;
+  }
+  m.ready = nullptr;
+  m.split({x, {}, 0.0f, n, w.cols});
+  m.join(m.product({&w}), n, 0, w.rows, y);
 }
 
 void NarrowLinear::head(const float* x, std::int64_t n, const DeviceWeight& norm, float eps,

@@ -33,6 +33,8 @@ class NarrowLinear {
   void project_out(const float* attention, std::int64_t n, const DeviceWeight& w, const DeviceWeight& bias,
                    float* x, const Addition& addition, const DeviceWeight& next);
   void mlp(const Linear::MlpArguments& arguments, std::int64_t n, float* x, const DeviceWeight& next);
+  /// y [n, w.rows] = x w^T
+  void multiply(const float* x, std::int64_t n, const DeviceWeight& w, float* y);
   void head(const float* x, std::int64_t n, const DeviceWeight& norm, float eps, const DeviceWeight& output,
             float* logits);
   /// Where project_out's input may be put in the place of `attention`, [kNarrowRows, w.cols] of high parts, then
