@@ -553,7 +553,7 @@ bool CudaContext::turns_alike() const {
     if (of.window == 0 && of.turn != Turn::usual) return false;
   }
   return c.plan.rotary_dim == 0 || c.plan.rotary_dim == c.head_dim ||
-         c.rope_scaling.kind == RopeScaling::Kind::none;
+         Rope(c, options_.max_tokens).attention_scaling() == 1.0f;
 }
 
 void CudaContext::index(std::span<Selector* const> selectors, const Rope& rope) {

@@ -423,6 +423,65 @@ LODE_TEST(latent_prefill_matches_float64_however_it_is_cut) {
   }
 }
 
+/// Tokens that choose together: a list a KV head in front of the keys that are near.
+LODE_TEST(latent_lists_of_many_tokens_match_float64) {
+  for (const Precision precision : {Precision::fast, Precision::exact}) {
+    for (const DType type : {DType::bf16, DType::f32}) {
+      const int count = 50, sink = 3, window = 40, kv_heads = 2;
+      Prefill prefill({.query_heads = 20, .kv_heads = kv_heads, .type = type, .positions = {899}}, count);
+      const int first = prefill.places[0].position, near = first + 1 - window;
+      std::vector<std::int32_t> rows, counts;
+      for (const int every : {3, 1000}) {  // the second head has none
+        const std::size_t before = rows.size();
+        for (int key = sink; key < near && every < near; key += every) rows.push_back(key);
+        counts.push_back(static_cast<std::int32_t>(rows.size() - before));
+        rows.resize(before + 400, 1 << 30);
+      }
+      Case c = prefill.world.of;
+      c.positions.clear();
+      World::Lists lists = {.sink = sink};
+      for (const QueryToken& token : prefill.places) {
+        c.positions.push_back(token.position);
+        for (int h = 0; h < kv_heads; ++h) {
+          const auto begin = rows.begin() + h * 400;
+          lists.rows.emplace_back(begin, begin + counts[static_cast<std::size_t>(h)]);
+          for (int key = near; key <= token.position; ++key) lists.rows.back().push_back(key);
+        }
+      }
+      World each(c);
+      each.q = prefill.q;
+      if (precision == Precision::exact) each.of.type = DType::f32;  // queries are not rounded
+      for (std::vector<float>& all : each.rows) all = prefill.world.rows[0];
+      const OnDevice<std::int32_t> rows_there(rows), counts_there(counts);
+      const OnDevice<QueryToken> tokens(prefill.places);
+      const OnDevice<float> q(prefill.q), o(test::poison(prefill.q.size())),
+          lse(test::poison(static_cast<std::size_t>(count * c.query_heads)));
+      const OnDevice<char> workspace(
+          std::vector<char>(static_cast<std::size_t>(rows_prefill_workspace_bytes(c.d))));
+      attend_rows_prefill({.tokens = tokens.get(),
+                           .bases = prefill.world.bases->get(),
+                           .layer_offset = 0,
+                           .layout = prefill.world.layout,
+                           .count = count,
+                           .query_heads = c.query_heads,
+                           .scale = each.scale(),
+                           .q = q.get(),
+                           .o = o.get(),
+                           .lse = lse.get()},
+                          first,
+                          {.rows = rows_there.get(),
+                           .counts = counts_there.get(),
+                           .capacity = 400,
+                           .sink = sink,
+                           .window = window},
+                          workspace.get(), prefill.world.stream.get(), precision);
+      const bool exact = precision == Precision::exact || type == DType::f32;
+      expect_near({o.read(prefill.world.stream), lse.read(prefill.world.stream)}, each.expected(&lists),
+                  exact ? 1e-5 : tolerance(type), label(c));
+    }
+  }
+}
+
 /// A document that several tokens read at once: the merge of its parts is what each would have of it alone.
 LODE_TEST(latent_rows_of_a_document_that_tokens_share) {
   for (const DType type : {DType::bf16, DType::f32}) {
