@@ -2,6 +2,7 @@
 #include "gpu_selector.h"
 
 #include <limits>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -72,18 +73,31 @@ void check_rows(const Rows& rows, const CallerQueries& queries) {
             .c_str());
 }
 
-/// A set and a copy of its rows.
+/// A set and a copy of its rows, those of its run behind the others.
 struct Chosen {
   CallerSet set;
   cuda::StreamMemory rows, log_weights;
+
+  std::int64_t count() const { return set.count + set.run_end - set.run_begin; }
 };
 
+/// Copies of `count` numbers and, behind them, of `more`.
+template <class T>
+cuda::StreamMemory copy_of(const T* numbers, std::int64_t count, const std::vector<T>& more,
+                           const cuda::CallerStream& stream) {
+  constexpr std::int64_t kBytes = sizeof(T);
+  cuda::StreamMemory memory((count + std::ssize(more)) * kBytes, stream);
+  if (count > 0) cuda::copy(memory.as<void>(), numbers, count * kBytes, stream.stream);
+  if (!more.empty()) cuda::upload(memory.as<T>() + count, more.data(), std::ssize(more) * kBytes, stream);
+  return memory;
+}
+
 Chosen copy_of(const CallerSet& set, const cuda::CallerStream& stream) {
-  Chosen chosen = {.set = set, .rows = cuda::StreamMemory(set.count * 4, stream), .log_weights = {}};
-  if (set.count > 0) cuda::copy(chosen.rows.as<void>(), set.rows, set.count * 4, stream.stream);
-  if (set.log_weights == nullptr) return chosen;
-  chosen.log_weights = cuda::StreamMemory(set.count * 4, stream);
-  if (set.count > 0) cuda::copy(chosen.log_weights.as<void>(), set.log_weights, set.count * 4, stream.stream);
+  std::vector<std::int32_t> run(static_cast<std::size_t>(set.run_end - set.run_begin));
+  std::iota(run.begin(), run.end(), static_cast<std::int32_t>(set.run_begin));
+  Chosen chosen = {.set = set, .rows = copy_of(set.rows, set.count, run, stream), .log_weights = {}};
+  if (set.log_weights != nullptr)
+    chosen.log_weights = copy_of(set.log_weights, set.count, std::vector<float>(run.size()), stream);
   return chosen;
 }
 
@@ -100,10 +114,10 @@ nb::tuple tuple_of(Chosen chosen, const Caller& caller) {
   for (int head = 0; head < set.query_heads; ++head) heads.append(set.first_query_head + head);
   nb::object weights = nb::none();
   if (set.log_weights != nullptr)
-    weights = array_of_set(std::move(chosen.log_weights), set.count, nb::dtype<float>(), caller);
-  return nb::make_tuple(set.kv_head, heads, set.token_begin, set.token_end,
-                        array_of_set(std::move(chosen.rows), set.count, nb::dtype<std::int32_t>(), caller),
-                        weights);
+    weights = array_of_set(std::move(chosen.log_weights), chosen.count(), nb::dtype<float>(), caller);
+  return nb::make_tuple(
+      set.kv_head, heads, set.token_begin, set.token_end,
+      array_of_set(std::move(chosen.rows), chosen.count(), nb::dtype<std::int32_t>(), caller), weights);
 }
 
 }  // namespace

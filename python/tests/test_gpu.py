@@ -272,7 +272,8 @@ def attended(sets, token, position, selector, heads, group):
     for _, query_heads, begin, end, chosen, weights in sets:
         assert weights is None
         for head in query_heads if begin <= token < end else []:
-            rows[head] = np.unique(np.r_[near, chosen.to_host()])
+            every = np.unique(np.r_[near, chosen.to_host()])
+            rows[head] = every[every <= position]
     return rows
 
 

@@ -21,7 +21,7 @@ namespace lode {
 
 namespace {
 
-constexpr std::int64_t kMostTokens = std::int64_t{1} << 24;  // addresses are reserved for so many
+constexpr std::int64_t kMostTokens = std::int64_t{1} << 22;  // addresses are reserved for so many
 constexpr std::int64_t kStep = 512;  // tokens that choose together, as in a chunk of the engine
 
 std::int64_t rounded_up(std::int64_t n, std::int64_t unit) {
@@ -483,6 +483,9 @@ void LayerSelector::select(const CallerQueries& queries, const CallerRows& rows,
                        all = together ? per_token : tokens * per_token;
     std::vector<std::int32_t> counts(static_cast<std::size_t>(all));
     cuda::copy_and_wait(counts.data(), lists.counts, all * 4, stream);
+    // Tokens that choose together attend to all from the first one's window on.
+    const std::int64_t behind = std::max(lists.sink, piece.position + 1 - lists.window),
+                       last = std::max(behind, piece.position + tokens - lists.window);
     for (std::int64_t list = 0; list < all; ++list) {
       const int kv_head = static_cast<int>(list % per_token) / lists.lists_per_head,
                 heads = geometry_.group() / lists.lists_per_head;
@@ -494,7 +497,9 @@ void LayerSelector::select(const CallerQueries& queries, const CallerRows& rows,
             .token_end = token + (together ? tokens : 1),
             .rows = lists.rows + list * lists.capacity,
             .log_weights = lists.log_weights == nullptr ? nullptr : lists.log_weights + list * lists.capacity,
-            .count = counts[static_cast<std::size_t>(list)]});
+            .count = counts[static_cast<std::size_t>(list)],
+            .run_begin = behind,
+            .run_end = together ? last : behind});
     }
   });
   leave(stream);

@@ -32,7 +32,7 @@ struct CallerQueries {
   std::int64_t begin = 0, tokens = 0;
 };
 
-/// What tokens [token_begin, token_end) of a KV head attend to besides sink and window. Device memory, there until the
+/// What tokens [token_begin, token_end) of a KV head attend to besides sink and the last token's window. Device memory, there until the
 /// function that is told of it returns: work that reads it is enqueued in the call's stream.
 struct CallerSet {
   int kv_head = 0, first_query_head = 0, query_heads = 0;
@@ -40,6 +40,8 @@ struct CallerSet {
   const std::int32_t* rows = nullptr;  // [count] unique
   const float* log_weights = nullptr;  // [count], or null
   std::int64_t count = 0;
+  /// And these rows, which lie in the window of the first token.
+  std::int64_t run_begin = 0, run_end = 0;
 };
 
 /// Calls take turns, whichever streams they are for: the caller sees to that.

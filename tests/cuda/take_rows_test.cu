@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of plain arrays reach their blocks whatever their strides, and nothing else is touched; vectors turn back.
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "harness.h"
+#include "kernels/cuda/device/take_rows.h"
+
+namespace lode::cuda {
+namespace {
+
+/// Rows [3, 200) of arrays [tokens, heads, K or V, d + gap], which begin `shift` bytes behind a multiple of 16.
+void check_rows(DType type, int dim, int gap, std::int64_t shift) {
+  constexpr std::int64_t kBegin = 3, kRows = 200, kHeads = 3;
+  const KvLayout layout = {kHeads, dim, type, 0};
+  const std::int64_t row = layout.row_bytes(), step = row + gap * bytes_of(type),
+                     all = kRows * kHeads * 2 * step, bytes = layout.layer_bytes(kRows);
+  std::vector<char> from(static_cast<std::size_t>(all + shift)), expected(static_cast<std::size_t>(bytes), 7),
+      found(expected.size());
+  for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<char>(i * 31 + i / 251);
+  for (std::int64_t t = kBegin; t < kRows; ++t)
+    for (int h = 0; h < kHeads; ++h) {
+      const char* const key = from.data() + shift + (t * kHeads + h) * 2 * step;
+      char* const to = expected.data() + layout.key_offset(h, t);
+      std::memcpy(to, key, static_cast<std::size_t>(row));
+      std::memcpy(to + layout.value_offset(), key + step, static_cast<std::size_t>(row));
+    }
+  Stream stream;
+  const Buffer there(std::ssize(from), "a test"), layer(bytes, "a test");
+  copy(there.as<void>(), from.data(), there.bytes(), stream.get());
+  fill(layer.as<void>(), 7, bytes, stream.get());
+  const char* const k = there.as<char>() + shift;
+  const StridedKv kv = {k, k + step, 2 * step, 2 * step, 2 * step * kHeads, 2 * step * kHeads, kRows};
+  take_rows(kv, layout, layer.as<char>(), kBegin, kBegin, stream.get());
+  take_rows(kv, layout, layer.as<char>(), kBegin, kRows, stream.get());
+  copy(found.data(), layer.as<void>(), bytes, stream.get());
+  stream.synchronize();
+  LODE_CHECK(found == expected);
+}
+
+LODE_TEST(rows_of_any_strides_go_to_their_blocks) {
+  check_rows(DType::bf16, 128, 0, 0);
+  check_rows(DType::f32, 64, 4, 0);
+  check_rows(DType::f32, 6, 1, 4);
+  check_rows(DType::f16, 64, 1, 2);
+}
+
+LODE_TEST(vectors_turn_back) {
+  constexpr std::int64_t kTokens = 5, kBegin = 1000;
+  constexpr int kHeads = 3, kDim = 16, kTurning = 6;
+  constexpr float kScaling = 1.25f;
+  std::vector<float> plain(kTokens * kHeads * kDim), turned, frequencies(kDim / 2), found(plain.size());
+  for (std::size_t i = 0; i < plain.size(); ++i) plain[i] = std::sin(static_cast<float>(i));
+  for (std::size_t i = 0; i < frequencies.size(); ++i) frequencies[i] = 0.05f / static_cast<float>(i + 1);
+  turned = plain;
+  for (std::int64_t row = 0; row < kTokens * kHeads; ++row)
+    for (int i = 0; i < kTurning; ++i) {
+      float &a = turned[row * kDim + i], &b = turned[row * kDim + i + kDim / 2];
+      const double angle = static_cast<double>(kBegin + row / kHeads) * frequencies[i], x = a, y = b;
+      a = static_cast<float>((x * std::cos(angle) - y * std::sin(angle)) * kScaling);
+      b = static_cast<float>((y * std::cos(angle) + x * std::sin(angle)) * kScaling);
+    }
+  Stream stream;
+  const Buffer x(std::ssize(turned) * 4, "a test"), f(std::ssize(frequencies) * 4, "a test"),
+      out(x.bytes(), "a test");
+  copy(x.as<void>(), turned.data(), x.bytes(), stream.get());
+  copy(f.as<void>(), frequencies.data(), f.bytes(), stream.get());
+  unrotate_rows({x.as<float>(), f.as<float>(), kBegin, kTokens, kHeads, kDim, kTurning, kScaling},
+                out.as<float>(), stream.get());
+  copy(found.data(), out.as<void>(), out.bytes(), stream.get());
+  stream.synchronize();
+  for (std::size_t i = 0; i < plain.size(); ++i) LODE_CHECK(std::abs(found[i] - plain[i]) < 1e-4f);
+}
+
+}  // namespace
+}  // namespace lode::cuda
