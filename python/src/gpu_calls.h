@@ -3,6 +3,8 @@
 // refuses (no_gpu_calls.cc). Work is enqueued in the caller's stream and nothing waits for it, unless said.
 #pragma once
 
+#include <nanobind/stl/pair.h>
+
 #include <memory>
 #include <optional>
 #include <utility>

@@ -265,9 +265,10 @@ def selector_of(spec, heads, group, d, layers=(0,), k=None, v=None, seed=3):
     return selectors
 
 
-def attended(sets, token, position, selector, heads, group):
-    """The rows of each query head: sink, window and what was chosen."""
-    near = np.r_[0 : min(selector.sink, position + 1), max(0, position + 1 - selector.window) : position + 1]
+def attended(sets, token, position, selector, heads, group, built=None):
+    """The rows of each query head: sink, window (the last of the rows that were built, or of those so far) and what was chosen."""
+    window = (position + 1 if built is None else built) - selector.window
+    near = np.r_[0 : min(selector.sink, position + 1), max(0, window) : position + 1]
     rows = [None] * (heads * group)
     for _, query_heads, begin, end, chosen, weights in sets:
         assert weights is None
@@ -289,7 +290,9 @@ SPECS = [
 @pytest.mark.parametrize("spec, heads, group, d", SPECS)
 def test_selectors_attend_to_what_they_select(spec, heads, group, d, dtype, tokens):
     _, k, v = made_up(heads, group, tokens + 40, d, dtype)
-    (selector,) = selector_of(f"{spec}{',' if ':' in spec else ':'}sink=4,window=64", heads, group, d, (0,), *put(k[:, :tokens], v[:, :tokens]))
+    slides = not spec.startswith("squeezed")  # whose window is the end of what was built
+    near = f"{',' if ':' in spec else ':'}sink=4,window=64" if slides else ""
+    (selector,) = selector_of(spec + near, heads, group, d, (0,), *put(k[:, :tokens], v[:, :tokens]))
     rng = np.random.default_rng(5)
     arrays = put(k, v)
     for begin, count in ((tokens, 1), (tokens + 1, 1), (tokens + 2, 38)):
@@ -298,7 +301,7 @@ def test_selectors_attend_to_what_they_select(spec, heads, group, d, dtype, toke
         output, lse = got(selector.attend(there, begin, *arrays, return_lse=True))
         sets = selector.select(there, begin, *arrays)
         for token in (0, count - 1):
-            rows = attended(sets, token, begin + token, selector, heads, group)
+            rows = attended(sets, token, begin + token, selector, heads, group, None if slides else tokens)
             assert all(len(r) < (begin + token + 1) * 0.6 for r in rows)
             close((output[token], lse[token]), reference(q[token], k, v, rows), dtype)
     assert selector.index_bytes > 0
@@ -315,7 +318,7 @@ def test_selectors_choose_what_the_cpu_chooses():
 
 def test_selectors_of_several_layers_finish_together():
     _, k, v = made_up(tokens=6000, dtype=np.float16)
-    selectors = selector_of("squeezed:sparsity=0.9,window=64", 2, 4, 64, (3, 7), *put(k, v))
+    selectors = selector_of("squeezed:sparsity=0.9", 2, 4, 64, (3, 7), *put(k, v))
     q = np.random.default_rng(8).standard_normal((1, 8, 64), dtype=np.float32)
     shares = [np.mean([len(rows.to_host()) for *_, rows, _ in s.select(*put(q), 5999, *put(k, v))]) / 6000 for s in selectors]
     assert all(0.02 < share < 0.4 for share in shares), shares

@@ -322,6 +322,12 @@ std::unique_ptr<GpuSelector> LayerSelector::made(const Room& room, const cuda::C
                                 .first_layer = geometry_.layer};
   Selector* const host = &host_;
   auto chooser = make_gpu_selector(spec_, geometry, {&host, 1});
+  if (chooser == nullptr && spec_.name == "squeezed" && !spec_.dense.from_context)
+    throw InputError(
+        fmt::format("Selector: on a GPU squeezed has no window that slides, found '{}'; leave window= out, "
+                    "or copy keys and "
+                    "queries to the CPU",
+                    spec_.str()));
   if (chooser == nullptr)
     throw InputError(
         fmt::format("Selector: expected a method whose keys a GPU chooses, found '{}'; copy keys and queries "

@@ -140,7 +140,7 @@ __global__ __launch_bounds__(kThreads) void prefill_kernel(const Queries in, int
 #pragma unroll
     for (int r = 0; r < kPerWarp; ++r) {
       const int at = keys.all > 0 ? end - 1 : min(position + first + warp * kPerWarp + r, end - 1);
-      from[r] = keys.near_of(at) - tile;
+      from[r] = max(keys.near_of(at), near) - tile;  // a part may have no keys
       mine[r] = at + 1 - tile;
     }
     add([&](int row) { return tile + row < end && tile + row >= near ? tile + row : -1; }, from, mine);
