@@ -114,14 +114,16 @@ void route_logits(const RouterPlan& plan, const std::vector<float>& logits, cons
     route(plan, {there.get(), bias, choice_bias}, n, to.routing, stream.get());
     return stream.synchronize();
   }
-  // Row t is 1 in column t alone once it is normed, and column t of the router has its logits.
-  constexpr std::int64_t kHidden = 300;
+  // Row t is 1 in one column alone once it is normed, and that column of the router has its logits. Columns lie in
+  // front of and behind those that are fetched before the row is there.
+  constexpr std::int64_t kHidden = 3400, kApart = 480;
   std::vector<float> x(static_cast<std::size_t>(n * kHidden)),
       w(static_cast<std::size_t>(plan.count * kHidden));
   for (std::int64_t t = 0; t < n; ++t) {
-    x[static_cast<std::size_t>(t * kHidden + t)] = 1e4f;
+    x[static_cast<std::size_t>(t * kHidden + t * kApart)] = 1e4f;
     for (std::int64_t e = 0; e < plan.count; ++e)
-      w[static_cast<std::size_t>(e * kHidden + t)] = logits[static_cast<std::size_t>(t * plan.count + e)];
+      w[static_cast<std::size_t>(e * kHidden + t * kApart)] =
+          logits[static_cast<std::size_t>(t * plan.count + e)];
   }
   const OnDevice<float> x_there(x), w_there(w), made(test::poison(logits.size())),
       gain(std::vector<float>(static_cast<std::size_t>(kHidden), 1 / std::sqrt(static_cast<float>(kHidden))));
@@ -464,33 +466,36 @@ LODE_TEST(experts_sizes) {
   }
 }
 
-LODE_TEST(experts_neighbours) {
-  // A row alone, and the same row among up to eight: equal bits.
-  Stream stream;
-  const RouterPlan plan = {.count = 12, .used = 3};
-  const std::int64_t hidden = 512;
-  for (const Kind& kind : kKinds) {
-    const TestLayer layer(plan, hidden, 256, kind, true);
-    Linear linear(stream.get(), Precision::fast);
-    linear.reserve(8, hidden, hidden, hidden, hidden);
-    Experts experts(linear, stream.get(), Precision::fast);
-    experts.reserve(layer.sizes(), 8);
-    const std::vector<float> row = test::normal(static_cast<std::size_t>(hidden), 35);
-    const OnDevice<float> alone(row);
-    experts.add(layer.a, 1, alone.get());
-    const std::vector<float> expected = alone.read(stream);
-    for (const int n : {2, 5, 8}) {
-      for (int place = 0; place < n; ++place) {
-        std::vector<float> batch =
-            test::normal(static_cast<std::size_t>(n * hidden), 36 + static_cast<unsigned>(n));
-        std::copy(row.begin(), row.end(), batch.begin() + place * hidden);
-        const OnDevice<float> together(batch);
-        experts.add(layer.a, n, together.get());
-        const std::vector<float> found = together.read(stream);
-        LODE_CHECK(std::equal(expected.begin(), expected.end(), found.begin() + place * hidden));
-      }
+/// A row alone, and the same row among up to eight: equal bits.
+void check_neighbours(const Kind& kind, std::int64_t hidden, std::int64_t width, Stream& stream) {
+  const TestLayer layer({.count = 12, .used = 3}, hidden, width, kind, true);
+  Linear linear(stream.get(), Precision::fast);
+  linear.reserve(8, hidden, hidden, hidden, hidden);
+  Experts experts(linear, stream.get(), Precision::fast);
+  experts.reserve(layer.sizes(), 8);
+  const std::vector<float> row = test::normal(static_cast<std::size_t>(hidden), 35);
+  const OnDevice<float> alone(row);
+  experts.add(layer.a, 1, alone.get());
+  const std::vector<float> expected = alone.read(stream);
+  for (const int n : {2, 5, 8}) {
+    for (int place = 0; place < n; ++place) {
+      std::vector<float> batch =
+          test::normal(static_cast<std::size_t>(n * hidden), 36 + static_cast<unsigned>(n));
+      std::copy(row.begin(), row.end(), batch.begin() + place * hidden);
+      const OnDevice<float> together(batch);
+      experts.add(layer.a, n, together.get());
+      const std::vector<float> found = together.read(stream);
+      LODE_CHECK(std::equal(expected.begin(), expected.end(), found.begin() + place * hidden));
     }
   }
+}
+
+LODE_TEST(experts_neighbours) {
+  Stream stream;
+  for (const Kind& kind : kKinds) check_neighbours(kind, 512, 256, stream);
+  // Columns that the warps of a block take in two and in three turns.
+  for (const Kind& kind : {Kind{q8_0, q8_0, q8_0}, Kind{mxfp4, mxfp4, mxfp4}})
+    for (const std::int64_t hidden : {9 * 256, 17 * 256}) check_neighbours(kind, hidden, 64, stream);
 }
 
 }  // namespace

@@ -272,6 +272,37 @@ LODE_TEST(tiles_neighbours) {
   }
 }
 
+LODE_TEST(tiles_widths) {
+  // Equal bits as well where columns are shared by any number of warps: all of them, fewer, and more groups than sums.
+  Stream stream;
+  const std::int64_t out = 40;
+  for (const TileFormat f : {q6_k, mxfp4}) {
+    for (const std::int64_t groups : {1, 3, 7, 8, 10, 12, 13, 15, 16, 17, 24, 25, 56}) {
+      const std::int64_t in = groups * kTileColumns;
+      const TestTiles w(f, out, in, 40, 0.05);
+      Linear linear(stream.get(), Precision::fast);
+      linear.reserve(8, in, in, in, in);
+      const std::vector<float> x = test::normal(static_cast<std::size_t>(8 * in), 41);
+      const OnDevice<float> x_device(x), y(test::poison(static_cast<std::size_t>(8 * out)));
+      const auto product = [&](std::int64_t first, std::int64_t n) {
+        linear.multiply(x_device.get() + first * in, n, w.weight, {}, y.get(), false);
+        std::vector<float> found = y.read(stream);
+        found.resize(static_cast<std::size_t>(n * out));
+        return found;
+      };
+      const std::vector<float> all = product(0, 8);
+      const std::string label = std::string(name_of_format(f)) + " groups " + std::to_string(groups);
+      LODE_CHECK_ERROR(all, multiply(widened(x), w), tolerance(Precision::fast, 8), label);
+      for (const std::int64_t n : {1, 2, 4}) {
+        for (std::int64_t first = 0; first < 8; first += n) {
+          const std::vector<float> some = product(first, n);
+          LODE_CHECK(std::equal(some.begin(), some.end(), all.begin() + first * out));
+        }
+      }
+    }
+  }
+}
+
 LODE_TEST(tiles_extremes) {
   // NaN and infinity come through; zeros, and numbers near the ends of float32, give what they should.
   Stream stream;

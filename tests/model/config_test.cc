@@ -58,6 +58,26 @@ TEST(Config, FieldsAndDefaults) {
   EXPECT_NO_THROW(parsed(with("sliding_window", nullptr)));
 }
 
+TEST(Config, WidthOfWhatAModelHas) {
+  Json json = good();
+  json.update({{"architectures", {"Qwen3MoeForCausalLM"}},
+               {"num_experts", 4},
+               {"num_experts_per_tok", 2},
+               {"moe_intermediate_size", 32}});
+  EXPECT_EQ(parsed(json).intermediate, 96);
+  for (const bool removed : {false, true}) {
+    json["intermediate_size"] = nullptr;
+    if (removed) json.erase("intermediate_size");
+    json["shared_expert_intermediate_size"] = 48;
+    EXPECT_EQ(parsed(json).intermediate, 48);
+    json.erase("shared_expert_intermediate_size");
+    EXPECT_EQ(parsed(json).intermediate, 32);
+    EXPECT_EQ(parsed(json).plan.experts.width, 32);
+  }
+  json.erase("moe_intermediate_size");
+  expect_refused("'intermediate_size'", [&] { parsed(json); });
+}
+
 TEST(Config, ScalingInItsOldAndNewForm) {
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     for (const char* kind : {"type", "rope_type"}) {

@@ -25,7 +25,7 @@ struct ExpertTiles {
   std::int64_t stride = 0;  ///< bytes from an expert's tiles to the next one's
   int most_groups = 0;      ///< experts that can be chosen; 0: a matrix of all tokens
   bool by_slot = false;     ///< inputs are those of slots, not of tokens
-  bool known = false;       ///< the routing was there before the kernel in front of this one began
+  bool known = false;       ///< the routing was there before the kernel in front released this one
 };
 
 struct TileStep {

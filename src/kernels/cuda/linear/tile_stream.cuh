@@ -69,7 +69,7 @@ struct Shared {
   float partial[kBuffers][kSums][N][16];
   SharedBarrier full[kBuffers], empty[kBuffers];
   alignas(16) char zeros[kZeroBytes];
-  // then, at multiples of 128 bytes: rings [warps, depth, 2 tiles]; inputs [groups, N][4: part, i / 2][2: high,
+  // then, at multiples of 32 bytes: rings [warps, depth, 2 tiles]; inputs [groups, N][4: part, i / 2][2: high,
   // low][4 lanes t][16 bytes]; Group [groups, N]
 };
 template <int N>
@@ -231,6 +231,7 @@ class Streamer {
 
  private:
   static constexpr int kSlotBytes = 2 * C::kBytes, kRowBytes = 2 * kTileColumns;  // a group of an input row
+  static_assert(kSlotBytes % 32 == 0);  // inputs lie behind any number of them
 
   /// Twins are dealt to the blocks in turn: all blocks, or those of one expert.
   __device__ int first() const {
@@ -249,17 +250,17 @@ class Streamer {
     return static_cast<int>(in_.n);
   }
   /// Blocks are dealt to the experts that somebody chose, as many to each. False: there is none for this one. A single
-  /// row chose as many as it could, each once.
+  /// row chose as many as it could, each once. Before the wait the first-level cache may hold what another layer's chose.
   __device__ bool take_expert() {
     const ExpertTiles& e = step_.experts;
-    const int experts = N == 1 ? e.most_groups : *e.routing.groups;
+    const int experts = N == 1 ? e.most_groups : __ldcg(e.routing.groups);
     stride_ = static_cast<int>(gridDim.x) / max(experts, 1);
     const int group = static_cast<int>(blockIdx.x) / max(stride_, 1);
     if (group >= experts) return false;
     first_ = static_cast<int>(blockIdx.x) % stride_;
-    expert_ = e.routing.expert[group];
-    const int begin = N == 1 ? group : e.routing.begin[group];
-    rows_ = N == 1 ? 1 : e.routing.begin[group + 1] - begin;
+    expert_ = __ldcg(e.routing.expert + group);
+    const int begin = N == 1 ? group : __ldcg(e.routing.begin + group);
+    rows_ = N == 1 ? 1 : __ldcg(e.routing.begin + group + 1) - begin;
     slots_ = e.routing.order + begin;
     count_twins();
     return mine_ > 0;
