@@ -138,7 +138,9 @@ struct World {
   }
 
   /// The matrix unit takes queries of the store's type; rows of other sizes keep them in float32.
-  float rounded_query(float x) const { return of.d == 288 || of.d == 576 ? test::rounded(x, of.type) : x; }
+  float rounded_query(float x) const {
+    return of.d == 128 || of.d == 288 || of.d == 576 ? test::rounded(x, of.type) : x;
+  }
 
   Expected expected(const Lists* lists = nullptr) const {
     Expected e;
