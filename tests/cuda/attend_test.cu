@@ -368,6 +368,11 @@ LODE_TEST(full_decode_matches_float64) {
   }
 }
 
+/// Twice the numbers in twice the parts.
+LODE_TEST(a_workspace_has_places_for_the_records_of_large_heads) {
+  LODE_CHECK(decode_workspace_bytes(16, 8, 2, 512) > 3 * decode_workspace_bytes(16, 8, 2, 256));
+}
+
 LODE_TEST(a_graph_for_few_keys_gives_the_bits_of_one_for_many) {
   for (const DType type : {DType::f16, DType::bf16}) {
     for (const int d : {64, 80, 96, 128, 256, 512}) {

@@ -12,6 +12,7 @@
 
 #include "harness.h"
 #include "kernels/cuda/attend/attend_block.h"
+#include "kernels/cuda/attend/attend_runs.h"
 #include "kernels/cuda/attend/attend_shared.h"
 #include "kernels/cuda/latent/latent.h"
 #include "reference.h"
@@ -137,7 +138,9 @@ struct World {
   }
 
   /// The matrix unit takes queries of the store's type; rows of other sizes keep them in float32.
-  float rounded_query(float x) const { return of.d == 288 || of.d == 576 ? test::rounded(x, of.type) : x; }
+  float rounded_query(float x) const {
+    return of.d == 128 || of.d == 288 || of.d == 576 ? test::rounded(x, of.type) : x;
+  }
 
   Expected expected(const Lists* lists = nullptr) const {
     Expected e;
@@ -426,9 +429,10 @@ LODE_TEST(latent_prefill_matches_float64_however_it_is_cut) {
 /// Tokens that choose together: a list a KV head in front of the keys that are near.
 LODE_TEST(latent_lists_of_many_tokens_match_float64) {
   for (const Precision precision : {Precision::fast, Precision::exact}) {
-    for (const DType type : {DType::bf16, DType::f32}) {
+    for (const auto& [type, d] : {std::pair{DType::bf16, 576}, {DType::f32, 576}, {DType::bf16, 128}}) {
       const int count = 50, sink = 3, window = 40, kv_heads = 2;
-      Prefill prefill({.query_heads = 20, .kv_heads = kv_heads, .type = type, .positions = {899}}, count);
+      Prefill prefill({.d = d, .query_heads = 20, .kv_heads = kv_heads, .type = type, .positions = {899}},
+                      count);
       const int first = prefill.places[0].position, near = first + 1 - window;
       std::vector<std::int32_t> rows, counts;
       for (const int every : {3, 1000}) {  // the second head has none
@@ -512,6 +516,14 @@ LODE_TEST(latent_rows_of_a_document_that_tokens_share) {
     each.q = q;
     for (std::vector<float>& rows : each.rows) rows = world.rows[0];
     expect_near({o.read(world.stream), lse.read(world.stream)}, each.expected(), tolerance(type), label(c));
+  }
+}
+
+LODE_TEST(kernels_that_know_where_values_lie_do_not_take_latent_rows) {
+  for (const int d : {64, 128}) {
+    const KvLayout apart = {1, d, DType::bf16, 0}, latent = {1, d, DType::bf16, 0, true};
+    LODE_CHECK(can_attend_runs(apart, 4) && !can_attend_runs(latent, 4));
+    LODE_CHECK(!can_attend_arriving({.layout = latent, .count = 1, .query_heads = 4}));
   }
 }
 

@@ -73,7 +73,7 @@ TEST_F(GpuLatent, EveryMethodThatSelectsAllOfThemIsFullAttention) {
   const std::vector<float> want = ask(exact, kDense, 70);
   for (const std::string& spec : std::vector<std::string>{
            "topk:k=100000" + dense, "topk:k=100000,per=kv-head" + dense, "topk:k=100000,by=value" + dense,
-           "kmeans:clusters=12,probes=12" + dense, "squeezed:sparsity=0" + dense,
+           "kmeans:clusters=12,probes=12,sink=1,window=40,dense_layers=0", "squeezed:sparsity=0" + dense,
            "hash:budget=1.0,weights=" + folder_.signatures(*model_).string() + dense,
            "hyperplanes:budget=1.0" + dense, "retrieval:k=100000" + dense, "random:fraction=1.0" + dense,
            "quest:budget=100000" + dense, "double-sparsity:budget=100000" + dense,

@@ -185,5 +185,16 @@ TEST(GpuLayerSets, MethodsWithoutAGpuFormAreNamed) {
   EXPECT_THROW(layer.gpu->build(layer.rows(300), layer.caller), InputError);
 }
 
+TEST(GpuLayerSets, MemoryStaysUntilWhatAFailedCallEnqueuedIsDone) {
+  if (const GpuInfo gpu = gpu_info(); !gpu.ok) GTEST_SKIP() << gpu.why;
+  Layer layer("quest:budget=64,bits=4,window=40");  // which has no levels before it is built
+  for (const std::int64_t tokens : {300, 301})
+    EXPECT_THROW(layer.gpu->attend({layer.q_there.as<float>() + (tokens - 1) * kQuery, tokens - 1, 1},
+                                   layer.rows(tokens), layer.out.as<float>(), nullptr, layer.caller),
+                 InputError);
+  layer.gpu.reset();
+  layer.stream.synchronize();
+}
+
 }  // namespace
 }  // namespace lode

@@ -193,15 +193,29 @@ std::int64_t LayerSelector::bytes() const {
          (device_keys_ != nullptr ? device_keys_->bytes() : 0) + plain_.bytes() + parts_.bytes();
 }
 
-/// Work of this call comes behind that of the last one.
-void LayerSelector::enter(const cuda::CallerStream& stream) {
-  cuda::check_not_captured(stream);
-  if (stream.stream != last_) used_.hold_up(stream.stream);
-  last_ = stream.stream;
-}
-void LayerSelector::leave(const cuda::CallerStream& stream) {
-  used_.record(stream.stream);
-}
+/// Work of this call comes behind that of the last one, and what comes next behind what was enqueued, also where the call
+/// fails.
+class LayerSelector::Call {
+ public:
+  Call(LayerSelector& of, const cuda::CallerStream& stream) : of_(of), stream_(stream) {
+    cuda::check_not_captured(stream);
+    if (stream.stream != of.last_) of.used_.hold_up(stream.stream);
+    of.last_ = stream.stream;
+  }
+  ~Call() {
+    try {
+      of_.used_.record(stream_.stream);
+    } catch (const std::exception&) {  // the GPU failed: who waits for it will say so
+    }
+  }
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+ private:
+  LayerSelector& of_;
+  const cuda::CallerStream& stream_;
+};
+
 /// Waits for what the stream has been told: memory may go then.
 void LayerSelector::wait(const cuda::CallerStream& stream) {
   used_.record(stream.stream);
@@ -210,7 +224,7 @@ void LayerSelector::wait(const cuda::CallerStream& stream) {
 
 void LayerSelector::build(const CallerRows& rows, const cuda::CallerStream& stream) {
   const cuda::OnDevice here(device_);
-  enter(stream);
+  const Call call(*this, stream);
   wait(stream);
   chooser_.reset();
   taken_ = built_ = 0;
@@ -219,7 +233,6 @@ void LayerSelector::build(const CallerRows& rows, const cuda::CallerStream& stre
   built_ = rows.kv.rows;
   if (chooser_->needs_host_index()) build_on_host(stream);
   chooser_->prepare(keys(built_), stream.stream);
-  leave(stream);
 }
 
 void LayerSelector::build_on_host(const cuda::CallerStream& stream) {
@@ -262,9 +275,9 @@ void LayerSelector::with_host(std::span<LayerSelector* const> layers, const cuda
 void LayerSelector::finish(std::span<LayerSelector* const> layers, const cuda::CallerStream& stream,
                            const Finish& run) {
   const cuda::OnDevice here(stream.device);
-  for (LayerSelector* const layer : layers) layer->enter(stream);
+  std::vector<std::unique_ptr<Call>> calls;
+  for (LayerSelector* const layer : layers) calls.push_back(std::make_unique<Call>(*layer, stream));
   with_host(layers, stream, run, true);
-  for (LayerSelector* const layer : layers) layer->leave(stream);
 }
 
 void LayerSelector::roll_back(std::int64_t tokens) {
@@ -440,7 +453,7 @@ void LayerSelector::for_pieces(const CallerQueries& queries, const cuda::CallerS
 void LayerSelector::attend(const CallerQueries& queries, const CallerRows& rows, float* output, float* lse,
                            const cuda::CallerStream& stream) {
   const cuda::OnDevice here(device_);
-  enter(stream);
+  const Call call(*this, stream);
   take_new(queries, rows, stream);
   make_room(queries.begin + queries.tokens, queries.tokens, stream);
   const std::int64_t heads = geometry_.query_heads;
@@ -450,7 +463,6 @@ void LayerSelector::attend(const CallerQueries& queries, const CallerRows& rows,
     own.queries.lse = lse == nullptr ? nullptr : lse + piece.first * heads;
     attend_piece(own, stream);
   });
-  leave(stream);
 }
 
 /// As CudaContext::attend_chosen_by_gpu.
@@ -476,7 +488,7 @@ void LayerSelector::select(const CallerQueries& queries, const CallerRows& rows,
                            const cuda::CallerStream& stream,
                            const std::function<void(const CallerSet&)>& take) {
   const cuda::OnDevice here(device_);
-  enter(stream);
+  const Call call(*this, stream);
   take_new(queries, rows, stream);
   make_room(queries.begin + queries.tokens, queries.tokens, stream);
   for_pieces(queries, stream, [&](const Piece& piece) {
@@ -508,7 +520,6 @@ void LayerSelector::select(const CallerQueries& queries, const CallerRows& rows,
             .run_end = together ? last : behind});
     }
   });
-  leave(stream);
 }
 
 void LayerSelector::observe(const CallerQueries& queries, const cuda::CallerStream& stream) {

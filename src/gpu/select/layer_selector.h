@@ -86,9 +86,8 @@ class LayerSelector {
   };
   struct Piece;
   class HostRows;
+  class Call;
 
-  void enter(const cuda::CallerStream& stream);
-  void leave(const cuda::CallerStream& stream);
   void wait(const cuda::CallerStream& stream);
   void take(const CallerRows& rows, std::int64_t begin, std::int64_t end, const cuda::CallerStream& stream);
   void take_new(const CallerQueries& queries, const CallerRows& rows, const cuda::CallerStream& stream);

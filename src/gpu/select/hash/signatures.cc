@@ -337,8 +337,9 @@ std::unique_ptr<GpuSelector> make(const Spec& spec, const GpuGeometry& geometry,
   std::copy_if(queries.begin(), queries.end(), std::back_inserter(some_queries), is_net);
   cuda::SignNets key_shape, query_shape;
   if (!shape_of(some_keys, key_shape) || !shape_of(some_queries, query_shape)) return nullptr;
-  constexpr int kWidest = 600;  // activations of 32 keys, twice, in a block's shared memory
-  if (std::max(key_shape.widest(), query_shape.widest()) > kWidest) return nullptr;
+  constexpr int kWidest = 600;
+  if (std::max(key_shape.widest(), query_shape.widest()) > std::min(kWidest, cuda::widest_signed()))
+    return nullptr;
   return std::make_unique<GpuSignatures>(spec, geometry, (*first)->scheme,
                                          Nets(keys, key_shape, geometry.stream),
                                          Nets(queries, query_shape, geometry.stream), std::move(functions));

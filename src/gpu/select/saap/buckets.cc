@@ -21,9 +21,9 @@ namespace lode {
 
 namespace {
 
-constexpr std::int64_t kMostUnlisted = 2048;     // far keys that a step looks up by their labels, less one
-constexpr std::int64_t kMostBuckets = 8192;      // of networks that the kernel is for
-constexpr std::int64_t kSamplePerCentroid = 32;  // as on the CPU (select/shared/centroids.h)
+constexpr std::int64_t kMostUnlisted = 2048;  // far keys that a step looks up by their labels, less one
+constexpr std::int64_t kMostBuckets = 8192, kMostInputs = 256;  // of networks that the kernel is for
+constexpr std::int64_t kSamplePerCentroid = 32;                 // as on the CPU (select/shared/centroids.h)
 constexpr int kIterations = 10;
 
 std::vector<float> floats(const std::vector<std::byte>& from, DType type) {
@@ -83,7 +83,7 @@ bool GpuBuckets::supports(const BucketChoice& choice, int group) {
   constexpr int kMostHeads = 16;  // of a group, in the kernel
   if (choice.softmax && group > kMostHeads) return false;
   if (choice.per_key != 0.0f && choice.per_key != 0.5f && choice.per_key != 1.0f) return false;
-  if (first.buckets > kMostBuckets || first.inputs > 256 || first.inputs % 4 != 0) return false;
+  if (first.buckets > kMostBuckets || first.inputs > kMostInputs || first.inputs % 4 != 0) return false;
   const cuda::BucketChoiceTask task = {.net = {.inputs = static_cast<int>(first.inputs),
                                                .hidden = static_cast<int>(first.hidden),
                                                .buckets = static_cast<int>(first.buckets),
@@ -491,6 +491,8 @@ std::unique_ptr<GpuSelector> make_gpu_buckets(const Spec& spec, const GpuGeometr
   // Keys must be written before the step in which they become far.
   if (spec.dense.window < geometry.most_queries || !cuda::can_choose_buckets()) return nullptr;
   const bool trained = spec.name == "saap";
+  // Of kmeans, whose index may come later, the width is that of the keys.
+  if (!trained && (geometry.head_dim > kMostInputs || geometry.head_dim % 4 != 0)) return nullptr;
   std::vector<BucketChooser*> choosers;
   std::optional<BucketNet> shape;
   for (Selector* selector : selectors) {

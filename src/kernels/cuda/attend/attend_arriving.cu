@@ -100,7 +100,7 @@ void launch(const ArrivingParams& a, StreamHandle stream) {
 bool can_attend_arriving(const Queries& queries) {
   const KvLayout& layout = queries.layout;
   const bool narrow = layout.type == DType::bf16 || layout.type == DType::f16;
-  return has_clusters() && queries.count == 1 && narrow && layout.head_dim == kDim &&
+  return has_clusters() && queries.count == 1 && narrow && !layout.shared_rows && layout.head_dim == kDim &&
          queries.query_heads / layout.kv_heads <= 8;
 }
 

@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(kListThreads)
 
 bool can_attend_runs(const KvLayout& layout, int group) {
   const bool narrow = layout.type == DType::bf16 || layout.type == DType::f16;
-  return narrow && group <= 16 && (layout.head_dim == 64 || layout.head_dim == 128);
+  return narrow && !layout.shared_rows && group <= 16 && (layout.head_dim == 64 || layout.head_dim == 128);
 }
 
 void attend_runs_decode(const Queries& queries, const RowRuns& runs, std::int64_t max_tokens, void* workspace,

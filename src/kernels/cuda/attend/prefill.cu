@@ -24,9 +24,10 @@ constexpr int kPartedRows = 128;                   // of a block: one query head
 
 constexpr int kWarps = 4, kThreads = kWarps * 32, kPerWarp = 4, kQueries = kWarps * kPerWarp, kKeys = 32;
 
-std::size_t shared_bytes(int d) {
-  return sizeof(float) *
-         (static_cast<std::size_t>(d) * kQueries + std::size_t{2} * kKeys * static_cast<std::size_t>(d + 1));
+/// Queries, a tile of keys and one of values; rows that are both lie there once.
+std::size_t shared_bytes(const KvLayout& layout) {
+  const auto d = static_cast<std::size_t>(layout.head_dim), tiles = std::size_t{layout.shared_rows ? 1u : 2u};
+  return sizeof(float) * (d * kQueries + tiles * kKeys * (d + 1));
 }
 
 /// Rows of keys, or with `value` of 1 of values, to shared memory, zeros where `row_at` says -1.
@@ -103,7 +104,8 @@ __global__ __launch_bounds__(kThreads) void prefill_kernel(const Queries in, int
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   // The last queries have the most keys: they start first.
   const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kQueries;
-  float *q = shared, *k = q + d * kQueries, *v = k + kKeys * (d + 1);
+  const bool both = in.layout.shared_rows;  // a row is key and value
+  float *q = shared, *k = q + d * kQueries, *v = both ? k : k + kKeys * (d + 1);
   for (int i = static_cast<int>(threadIdx.x); i < kQueries * d; i += kThreads) {
     const int row = first + i / d, c = i % d;
     q[c * kQueries + i / d] =
@@ -123,7 +125,7 @@ __global__ __launch_bounds__(kThreads) void prefill_kernel(const Queries in, int
   const auto add = [&](const auto& row_at, const int(&from)[kPerWarp], const int(&mine)[kPerWarp]) {
     __syncthreads();
     load_tile<T>(stored, 0, d, kv_head, row_at, k);
-    load_tile<T>(stored, 1, d, kv_head, row_at, v);
+    if (!both) load_tile<T>(stored, 1, d, kv_head, row_at, v);
     __syncthreads();
     add_tile<PerLane>(q + warp * kPerWarp, k, v, d, in.scale, from, mine, state);
   };
@@ -161,13 +163,21 @@ __global__ __launch_bounds__(kThreads) void prefill_kernel(const Queries in, int
 template <class T, int PerLane, class Place>
 void launch(const Queries& queries, int position, const PrefillKeys& keys, const Place& place,
             StreamHandle stream) {
-  const int d = queries.layout.head_dim;
+  const std::size_t shared = shared_bytes(queries.layout);
+  int device = 0, most = 0;
+  LODE_CUDA(cudaGetDevice(&device));
+  LODE_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  if (shared > static_cast<std::size_t>(most))
+    throw RunError("attention of many tokens over rows of " + std::to_string(queries.layout.head_dim) +
+                   " numbers: expected a GPU with " + std::to_string(shared) +
+                   " bytes of shared memory for a block, found " + std::to_string(most) +
+                   ": use --device cpu");
   const dim3 grid(static_cast<unsigned>((queries.count + kQueries - 1) / kQueries),
                   static_cast<unsigned>(queries.query_heads), static_cast<unsigned>(keys.parts));
   const auto kernel = prefill_kernel<T, PerLane, Place>;
-  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(shared_bytes(d))));
-  kernel<<<grid, kThreads, shared_bytes(d), stream>>>(queries, position, keys, place);
+  LODE_CUDA(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+  kernel<<<grid, kThreads, shared, stream>>>(queries, position, keys, place);
   LODE_LAUNCHED();
 }
 

@@ -397,7 +397,7 @@ bool launch(const Queries& in, int position, const PrefillKeys& keys, StreamHand
 bool attend_prefill_hopper(const Queries& queries, std::int32_t position, const PrefillKeys& keys,
                            StreamHandle stream) {
   static_assert(kBlockTokens % kKeys == 0, "a tile lies in one block of the store");
-  if (queries.layout.head_dim != kDim) return false;
+  if (queries.layout.head_dim != kDim || queries.layout.shared_rows) return false;
   if (queries.layout.type == DType::bf16) return launch<__nv_bfloat16>(queries, position, keys, stream);
   if (queries.layout.type == DType::f16) return launch<__half>(queries, position, keys, stream);
   return false;

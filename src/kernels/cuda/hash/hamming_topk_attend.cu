@@ -792,7 +792,8 @@ bool arrives_by_signature(const Queries& queries, const SignNets& nets, const Si
 bool can_attend_by_signature(const Queries& queries, const SignNets& nets, const Signatures& signatures,
                              const SignatureRule& rule, const ArrivingRows& arriving) {
   const DType type = queries.layout.type;
-  if (!is_for(queries, nets, signatures, rule) || queries.lse != nullptr) return false;
+  if (!is_for(queries, nets, signatures, rule) || queries.layout.shared_rows || queries.lse != nullptr)
+    return false;
   return in_one_launch(queries, rule, arriving.capacity)
              ? type == DType::bf16 || type == DType::f16
              : arrives_by_signature(queries, nets, signatures, rule, arriving);

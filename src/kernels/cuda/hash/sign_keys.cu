@@ -116,9 +116,12 @@ __global__ void __launch_bounds__(kThreads) sign_keys_kernel(const __grid_consta
   }
 }
 
+/// Bytes of shared memory that an activation takes: of all keys of a block, and of those of the layer behind.
+constexpr int kActivationBytes = 2 * kPitch * static_cast<int>(sizeof(float));
+
 template <class T>
 void launch(const Params& p, int layers, StreamHandle stream) {
-  const auto shared = static_cast<std::size_t>(2 * p.nets.widest() * kPitch) * sizeof(float);
+  const auto shared = static_cast<std::size_t>(p.nets.widest()) * kActivationBytes;
   LODE_CUDA(cudaFuncSetAttribute(sign_keys_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  static_cast<int>(shared)));
   const dim3 grid(static_cast<unsigned>((p.end - p.begin + kKeys - 1) / kKeys), static_cast<unsigned>(p.sets),
@@ -128,6 +131,14 @@ void launch(const Params& p, int layers, StreamHandle stream) {
 }
 
 }  // namespace
+
+int widest_signed() {
+  constexpr int kOthers = 2048;  // bytes of the kernel's own, and what the system takes
+  int device = 0, most = 0;
+  LODE_CUDA(cudaGetDevice(&device));
+  LODE_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  return (most - kOthers) / kActivationBytes;
+}
 
 void sign_keys(const char* base, const KvLayout& layout, int layers, int query_heads, std::int64_t begin,
                std::int64_t end, const SignNets& nets, SignedValues values, const Signatures& signatures,

@@ -71,6 +71,9 @@ inline constexpr std::int64_t kSignatureUnit = 256;
 /// What phi_kv sees of a key besides the key: nothing, the length of its value, or its value.
 enum class SignedValues { off, norm, vector };
 
+/// How wide a network may be whose activations a block of sign_keys has room for on the current GPU.
+int widest_signed();
+
 /// Signs keys [begin, end) of `layers` consecutive layers; layer i's signatures lie i * sets * capacity *
 /// words behind signatures.codes, its networks i * sets behind the first. The first width of the networks is
 /// what phi_kv sees, rounded up to a multiple of 8 (the weights of what is not there are not read as numbers:
