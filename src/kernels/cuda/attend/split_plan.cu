@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kSlots = 132;  // processors of an H200
 constexpr int kTickets = 1 << 16;
-constexpr int kWidestTiled = 256;  // numbers of a head; wider rows are latent
+constexpr int kWidestTiled = 256;  // numbers of a head; wider rows are latent, or of kLargeDim numbers
 
 /// Blocks that share a list. Bits depend on the number of KV heads by this.
 int parts_for(int kv_heads, int head_dim) {
@@ -66,10 +66,12 @@ void share_out(Params& p, std::int64_t most_keys, void* workspace, StreamHandle 
 }
 
 std::int64_t decode_workspace_bytes(int queries, int query_heads, int kv_heads, int head_dim) {
-  if (head_dim > kWidestTiled) return latent_workspace_bytes(queries, query_heads, head_dim);
+  const std::int64_t latent =
+      head_dim > kWidestTiled ? latent_workspace_bytes(queries, query_heads, head_dim) : 0;
+  if (head_dim > kWidestTiled && head_dim != kLargeDim) return latent;
   // The tickets come first, in a region of fixed size: they stay zero whatever calls came before.
   const std::int64_t columns = std::int64_t{queries} * query_heads * ((head_dim + 3) / 4);
-  return kTickets * 4 + columns * parts_for(kv_heads, head_dim) * std::int64_t{24};
+  return std::max(latent, kTickets * 4 + columns * parts_for(kv_heads, head_dim) * std::int64_t{24});
 }
 
 }  // namespace lode::cuda
