@@ -537,6 +537,27 @@ LODE_TEST(a_stream_beside_gives_the_same_bits) {
   }
 }
 
+LODE_TEST(partial_results_stay_in_their_workspace) {
+  constexpr int kTokens = 8;
+  constexpr std::size_t kBehind = 32 << 20;
+  for (const int d : {64, 128, 256, 512}) {
+    World world({.d = d,
+                 .group = 4,
+                 .kv_heads = 1,
+                 .type = DType::bf16,
+                 .positions = std::vector<int>(kTokens, 300)});
+    world.upload();
+    const auto bytes = static_cast<std::size_t>(decode_workspace_bytes(kTokens, world.heads(), 1, d));
+    world.workspace = Buffer(static_cast<std::int64_t>(bytes + kBehind), "test");
+    LODE_CUDA(cudaMemset(world.workspace.as<void>(), 0, bytes + kBehind));
+    LODE_CUDA(cudaMemset(world.workspace.as<char>() + bytes, 0x5a, kBehind));
+    world.run(0, kTokens);
+    const std::vector<char> all = to_host<char>(world.workspace, bytes + kBehind);
+    LODE_CHECK(std::all_of(all.begin() + static_cast<std::ptrdiff_t>(bytes), all.end(),
+                           [](char x) { return x == 0x5a; }));
+  }
+}
+
 // Blocks that take several pieces, as many tokens need with the room of a window, against a token alone.
 LODE_TEST(many_short_stretches_give_the_bits_of_one) {
   for (const DType type : {DType::f16, DType::bf16}) {

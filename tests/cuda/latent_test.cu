@@ -137,9 +137,11 @@ struct World {
     stream.synchronize();
   }
 
-  /// The matrix unit takes queries of the store's type; rows of other sizes keep them in float32.
-  float rounded_query(float x) const {
-    return of.d == 128 || of.d == 288 || of.d == 576 ? test::rounded(x, of.type) : x;
+  /// The matrix unit takes queries, times the scale, of the store's type; rows of other sizes keep them in float32.
+  double rounded_query(float x) const {
+    if (of.d != 128 && of.d != 288 && of.d != 576) return double{x};
+    const float factor = scale() * 1.44269504f;
+    return double{test::rounded(x * factor, of.type)} / double{factor};
   }
 
   Expected expected(const Lists* lists = nullptr) const {
@@ -178,7 +180,7 @@ struct World {
     for (std::size_t i = 0; i < keys.size(); ++i) {
       const float* const key = rows[t].data() + std::int64_t{keys[i]} * of.d;
       double s = 0;
-      for (int c = 0; c < of.d; ++c) s += double{rounded_query(from[c])} * double{key[c]};
+      for (int c = 0; c < of.d; ++c) s += rounded_query(from[c]) * double{key[c]};
       scores.push_back(s * static_cast<double>(scale()) + double{weights[i]});
       peak = std::max(peak, scores.back());
     }

@@ -24,10 +24,9 @@ constexpr int kPartedRows = 128;                   // of a block: one query head
 
 constexpr int kWarps = 4, kThreads = kWarps * 32, kPerWarp = 4, kQueries = kWarps * kPerWarp, kKeys = 32;
 
-/// Queries, a tile of keys and one of values; rows that are both lie there once.
-std::size_t shared_bytes(const KvLayout& layout) {
-  const auto d = static_cast<std::size_t>(layout.head_dim), tiles = std::size_t{layout.shared_rows ? 1u : 2u};
-  return sizeof(float) * (d * kQueries + tiles * kKeys * (d + 1));
+/// Of queries and of a tile's keys, and of its values beside them or in their place.
+int shared_bytes(int d, bool beside) {
+  return static_cast<int>(sizeof(float)) * (d * kQueries + (beside ? 2 : 1) * kKeys * (d + 1));
 }
 
 /// Rows of keys, or with `value` of 1 of values, to shared memory, zeros where `row_at` says -1.
@@ -47,11 +46,13 @@ struct State {
   float max[kPerWarp], sum[kPerWarp], out[kPerWarp][PerLane];
 };
 
-/// Lane j takes key j; of a tile each query sees keys from its number in `from` to before that in `mine`.
-template <int PerLane>
-__device__ __forceinline__ void add_tile(const float* q /*[d, kQueries]*/, const float* k, const float* v,
-                                         int d, float scale, const int (&from)[kPerWarp],
-                                         const int (&mine)[kPerWarp], State<PerLane>& state) {
+/// Lane j takes key j; of a tile each query sees keys from its number in `from` to before that in `mine`. `values`
+/// gives its values, once all threads are done with the keys.
+template <int PerLane, class Values>
+__device__ __forceinline__ void add_tile(const float* q /*[d, kQueries]*/, const float* k,
+                                         const Values& values, int d, float scale,
+                                         const int (&from)[kPerWarp], const int (&mine)[kPerWarp],
+                                         State<PerLane>& state) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   float s[kPerWarp] = {};
   for (int c = 0; c < d; ++c) {
@@ -79,6 +80,7 @@ __device__ __forceinline__ void add_tile(const float* q /*[d, kQueries]*/, const
 #pragma unroll
     for (int i = 0; i < PerLane; ++i) state.out[r][i] *= keep;
   }
+  const float* const v = values();
   for (int j = max(0, from[0]); j < kKeys; ++j) {
     float value[PerLane], p[kPerWarp];
 #pragma unroll
@@ -97,15 +99,15 @@ __device__ __forceinline__ void add_tile(const float* q /*[d, kQueries]*/, const
 
 template <class T, int PerLane, class Place>
 __global__ __launch_bounds__(kThreads) void prefill_kernel(const Queries in, int position,
-                                                           const PrefillKeys keys, const Place place) {
+                                                           const PrefillKeys keys, const Place place,
+                                                           const bool beside) {
   extern __shared__ __align__(16) float shared[];
   const int d = in.layout.head_dim, head = static_cast<int>(blockIdx.y);
   const int kv_head = head / (in.query_heads / in.layout.kv_heads);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   // The last queries have the most keys: they start first.
   const int first = static_cast<int>(gridDim.x - 1 - blockIdx.x) * kQueries;
-  const bool both = in.layout.shared_rows;  // a row is key and value
-  float *q = shared, *k = q + d * kQueries, *v = both ? k : k + kKeys * (d + 1);
+  float *q = shared, *k = q + d * kQueries, *v = beside ? k + kKeys * (d + 1) : k;
   for (int i = static_cast<int>(threadIdx.x); i < kQueries * d; i += kThreads) {
     const int row = first + i / d, c = i % d;
     q[c * kQueries + i / d] =
@@ -125,9 +127,17 @@ __global__ __launch_bounds__(kThreads) void prefill_kernel(const Queries in, int
   const auto add = [&](const auto& row_at, const int(&from)[kPerWarp], const int(&mine)[kPerWarp]) {
     __syncthreads();
     load_tile<T>(stored, 0, d, kv_head, row_at, k);
-    if (!both) load_tile<T>(stored, 1, d, kv_head, row_at, v);
+    if (beside) load_tile<T>(stored, 1, d, kv_head, row_at, v);
     __syncthreads();
-    add_tile<PerLane>(q + warp * kPerWarp, k, v, d, in.scale, from, mine, state);
+    const auto values = [&] {
+      if (!beside && !in.layout.shared_rows) {  // else a row is key and value
+        __syncthreads();
+        load_tile<T>(stored, 1, d, kv_head, row_at, v);
+        __syncthreads();
+      }
+      return v;
+    };
+    add_tile<PerLane>(q + warp * kPerWarp, k, values, d, in.scale, from, mine, state);
   };
   for (int tile = places.x; tile < places.y; tile += kKeys) {
     int from[kPerWarp] = {}, mine[kPerWarp];
@@ -163,21 +173,21 @@ __global__ __launch_bounds__(kThreads) void prefill_kernel(const Queries in, int
 template <class T, int PerLane, class Place>
 void launch(const Queries& queries, int position, const PrefillKeys& keys, const Place& place,
             StreamHandle stream) {
-  const std::size_t shared = shared_bytes(queries.layout);
-  int device = 0, most = 0;
-  LODE_CUDA(cudaGetDevice(&device));
-  LODE_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  if (shared > static_cast<std::size_t>(most))
-    throw RunError("attention of many tokens over rows of " + std::to_string(queries.layout.head_dim) +
-                   " numbers: expected a GPU with " + std::to_string(shared) +
-                   " bytes of shared memory for a block, found " + std::to_string(most) +
-                   ": use --device cpu");
+  const int d = queries.layout.head_dim;
   const dim3 grid(static_cast<unsigned>((queries.count + kQueries - 1) / kQueries),
                   static_cast<unsigned>(queries.query_heads), static_cast<unsigned>(keys.parts));
   const auto kernel = prefill_kernel<T, PerLane, Place>;
-  LODE_CUDA(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
-  kernel<<<grid, kThreads, shared, stream>>>(queries, position, keys, place);
+  int device = 0, most = 0;
+  LODE_CUDA(cudaGetDevice(&device));
+  LODE_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  const bool beside = !queries.layout.shared_rows && shared_bytes(d, true) <= most;
+  const int bytes = shared_bytes(d, beside);
+  if (bytes > most)
+    throw RunError("attention to rows of " + std::to_string(d) + " numbers in float32: expected a GPU with " +
+                   std::to_string(bytes) + " bytes of shared memory for a block, found " +
+                   std::to_string(most) + ": use --device cpu");
+  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  kernel<<<grid, kThreads, static_cast<std::size_t>(bytes), stream>>>(queries, position, keys, place, beside);
   LODE_LAUNCHED();
 }
 
