@@ -507,7 +507,7 @@ LayerInputs::Product CudaBatch::product_of_stream(const Pass& pass) {
     if (narrow)
       narrow_.multiply(x, count, w, y);
     else
-      linear_.multiply(x, count, w, {}, y, false);
+      linear_.multiply_stream(x, count, w, y);
   };
 }
 

@@ -645,7 +645,7 @@ void CudaContext::enqueue_inputs(const Run& run) {
 /// Of a step's rows as they are, without a norm.
 LayerInputs::Product CudaContext::product_of_stream(std::int64_t count) {
   return [this, count](const float* x, const cuda::DeviceWeight& w, float* y) {
-    linear_.multiply(x, count, w, {}, y, false);
+    linear_.multiply_stream(x, count, w, y);
   };
 }
 

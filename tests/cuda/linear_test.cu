@@ -355,6 +355,21 @@ LODE_TEST(linear_addition) {
   });
 }
 
+LODE_TEST(the_stream_may_leave_float16) {
+  for_all([&](Precision precision, DType type, std::int64_t n) {
+    Stream stream;
+    Linear linear(stream.get(), precision);
+    const std::int64_t cols = 96, rows = 128;
+    linear.reserve(n, cols, rows, cols, cols);
+    const TestWeight w(rows, cols, type, 45, 0.1f);
+    const std::vector<float> x = test::normal(static_cast<std::size_t>(n * cols), 46, 1e6f);
+    const OnDevice<float> x_there(x), y(test::poison(static_cast<std::size_t>(n * rows)));
+    linear.multiply_stream(x_there.get(), n, w.weight, y.get());
+    LODE_CHECK_ERROR(y.read(stream), multiply(widened(x), w.host), tolerance(precision, n, type),
+                     what(precision, type, n));
+  });
+}
+
 LODE_TEST(numbers_for_each_layer) {
   Stream stream;
   for (const std::int64_t tokens : {1, 7}) {

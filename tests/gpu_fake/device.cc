@@ -710,6 +710,10 @@ void NarrowLinear::project_out(const float* attention, std::int64_t n, const Dev
   for (std::int64_t t = 0; t < n; ++t)
     impl_->linear.project_out(attention + t * w.cols, 1, w, bias, x + t * w.rows, addition);
 }
+void Linear::multiply_stream(const float* x, std::int64_t n, const DeviceWeight& w, float* y) {
+  multiply(x, n, w, {}, y, false);
+}
+
 void NarrowLinear::multiply(const float* x, std::int64_t n, const DeviceWeight& w, float* y) {
   for (std::int64_t t = 0; t < n; ++t)
     impl_->linear.multiply(x + t * w.cols, 1, w, {}, y + t * w.rows, false);

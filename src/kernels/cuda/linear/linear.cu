@@ -192,6 +192,12 @@ void Linear::multiply(const float* x, std::int64_t n, const DeviceWeight& w, con
   m.product(m.rounded(x, n, w.cols, m.operand_type(w)), w, vector_of(bias), add, y);
 }
 
+void Linear::multiply_stream(const float* x, std::int64_t n, const DeviceWeight& w, float* y) {
+  const Impl& m = *impl_;
+  if (m.streams(n, w) || m.operand_type(w) != DType::f16) return multiply(x, n, w, {}, y, false);
+  m.product({x, DType::f32, n, w.cols}, w, {}, false, y);
+}
+
 void Linear::qkv(const QkvArguments& a, const Queries& where) {
   const Impl& m = *impl_;
   const std::int64_t n = where.count;

@@ -71,6 +71,8 @@ class Linear {
   /// y[n, out] = x[n, in] w^T + bias (+ y when add). Any n.
   void multiply(const float* x, std::int64_t n, const DeviceWeight& w, const DeviceWeight& bias, float* y,
                 bool add);
+  /// y[n, out] = x[n, in] w^T of the stream, whose numbers no norm has kept within float16's range.
+  void multiply_stream(const float* x, std::int64_t n, const DeviceWeight& w, float* y);
 
   // The steps of a layer, each one kernel for n <= kFusedRows.
 
