@@ -8,6 +8,7 @@
 #include "base/threads.h"
 #include "engine/context.h"
 #include "engine/row_order.h"
+#include "gpu/layers/states_of.h"
 #include "lab/bench/artefact.h"
 #include "select/shared/shares_index.h"
 
@@ -311,6 +312,8 @@ std::vector<DecodeBenchRow> bench_decode(const std::shared_ptr<const Model>& mod
   std::vector<std::vector<double>> times(all.size());
   std::vector<WorkReport> work(all.size());
   const std::int64_t start = c.tokens();
+  // Recurrent layers go back to what is kept; without it each step would be followed by all tokens, read again.
+  if (c.gpu != nullptr) keep_states(c.gpu.get(), c.kv.recurrent());
   const StepQueries queries(c, options, layers, steps);
   for (int step = 0; step < steps; ++step) {
     c.audit.set_rate(step < kWarmUp ? options.audit : 0.0);  // measured steps do no more than their work
