@@ -38,17 +38,6 @@ struct Shape {
                        kShared = kQueryBytes + kStages * kTileBytes + kWeightBytes + kPeakBytes + kRows * 4;
 };
 
-__device__ __forceinline__ void load_matrices(const void* row, unsigned (&out)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-               : "r"(shared_address(row)));
-}
-__device__ __forceinline__ void load_transposed(const void* row, unsigned (&out)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-               : "r"(shared_address(row)));
-}
-
 /// Attention of a block's rows. Work says which queries and keys those are:
 ///   tiles()                     how many
 ///   row_at(tile, key)           the store's row of a key of a tile, -1 for none

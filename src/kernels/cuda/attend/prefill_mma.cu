@@ -14,18 +14,6 @@ namespace lode::cuda {
 
 namespace {
 
-/// Four 8 x 8 matrices of 16-bit numbers; lane i gives the address of row i % 8 of matrix i / 8.
-__device__ __forceinline__ void load_matrices(const void* row, unsigned (&out)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-               : "r"(shared_address(row)));
-}
-__device__ __forceinline__ void load_transposed(const void* row, unsigned (&out)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
-               : "r"(shared_address(row)));
-}
-
 /// A head dimension: sizes that follow from it.
 template <int D>
 struct Shape {

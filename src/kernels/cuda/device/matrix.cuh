@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels on the matrix unit share: the product of 16 x 16 and 16 x 8 numbers, operands of two numbers,
+// What kernels on the matrix unit share: loads of operands, the product of 16 x 16 and 16 x 8 numbers, operands of two numbers,
 // the exponential of the softmax, and a root.
 #pragma once
 
@@ -11,6 +11,18 @@ namespace lode::cuda {
 
 __device__ __forceinline__ unsigned shared_address(const void* p) {
   return static_cast<unsigned>(__cvta_generic_to_shared(p));
+}
+
+/// Four 8 x 8 matrices of 16-bit numbers; lane i gives the address of row i % 8 of matrix i / 8.
+__device__ __forceinline__ void load_matrices(const void* row, unsigned (&out)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(shared_address(row)));
+}
+__device__ __forceinline__ void load_transposed(const void* row, unsigned (&out)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(shared_address(row)));
 }
 
 /// c += a b; T is __nv_bfloat16 or __half.
