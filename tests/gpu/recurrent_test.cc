@@ -6,12 +6,12 @@
 #include "engine/batch.h"
 #include "engine/context.h"
 #include "engine/document.h"
-#include "engine/prefill_log.h"
 #include "lodestone/error.h"
 #include "lodestone/scheduler.h"
 #include "support/compare.h"
 #include "support/family_folder.h"
 #include "support/gpu.h"
+#include "support/interrupted_reading.h"
 
 namespace lode {
 namespace {
@@ -135,22 +135,7 @@ TEST_F(GpuRecurrent, SavedDocumentsAreAskedOnEitherDevice) {
 
 TEST_F(GpuRecurrent, AnInterruptedReadingGoesOn) {
   NEEDS_GPU();
-  const auto path = PrefillLog::beside(folder_.path() / "document.lode");
-  {
-    Context c = context();
-    PrefillLog log(path, c);
-    c.prefill(ids(0, 64));
-    log.save(c);
-    c.prefill(ids(64, 32));
-    log.save(c);
-  }
-  Context c = context();
-  PrefillLog log(path, c);
-  EXPECT_EQ(log.restore(c, ids(0, 150)), 96);
-  c.prefill(ids(96, 54));
-  Context whole = context();
-  whole.prefill(ids(0, 150));
-  EXPECT_EQ(c.forward(ids(150, 20), kDense), whole.forward(ids(150, 20), kDense));
+  test::expect_an_interrupted_reading_goes_on([&] { return context(); }, ids_, folder_.path());
 }
 
 TEST_F(GpuRecurrent, BranchesAnswerAsTheCpusInAnyCompany) {
