@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention methods for models of transformers (5.x), on the CPU.
+"""The attention methods for models of transformers (5.x), on the CPU and on a GPU.
 
     attached = lodestone.hf.attach(model, "kmeans:probes=16,window=255")
     document = attached.read(tokenizer(text, return_tensors="pt").input_ids)
@@ -8,6 +8,9 @@
 A document is prefilled with the model's own SDPA attention and indexed once. Questions and answers then attend sparsely in every
 full-attention layer. Layers with a sliding window (Gemma 3) or a recurrent state (Qwen3.5) stay as they are. After each answer
 the cache goes back to the document: rows are cut off, and the other layers' states are put back as they were.
+
+On a GPU (`model.to("cuda")`, in a package that was built with CUDA) indexes lie on it and keys are chosen there, in PyTorch's stream;
+each layer's keys and values are held twice, in the cache and in the blocks that our kernels read.
 
 How it works: `attach` registers an attention function and a mask function named "lodestone". The index lives in the cache's
 layer (`LodestoneLayer`), which marks the key tensor that it returns, so that the attention function finds it.
@@ -34,6 +37,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from . import InputError, RunError, Selector, _many, finish
+from . import cuda as _cuda
 
 __all__ = ["Attached", "HfDocument", "LodestoneLayer", "attach", "pipeline"]
 
@@ -41,6 +45,7 @@ _NAME = "lodestone"
 # What a config says that no key and no value depends on.
 _OF_NO_KEYS = re.compile(r"_|attn_implementation|dtype|torch_dtype|transformers_version|architectures|use_cache|output_|return_dict|.*_token_id|id2label|label2id|problem_type|chunk_size")
 _MARK = "_lodestone_layer"
+_SEEN = "_lodestone_hides_nothing"
 
 
 class LodestoneLayer(DynamicLayer):
@@ -49,9 +54,10 @@ class LodestoneLayer(DynamicLayer):
     keys: torch.Tensor  # [B, Hkv, S, d]
     values: torch.Tensor
 
-    def __init__(self, selector: Selector | None = None) -> None:
+    def __init__(self, selector: Selector | None = None, tokens: int = 0) -> None:
         super().__init__()
         self.selector = selector
+        self._expected = tokens  # of the document that will be read; 0 = unknown
         self.indexed = 0  # tokens of the document; 0 = still reading, attention is dense
         self._k: torch.Tensor | None = None  # [B, Hkv, capacity, d]
         self._v: torch.Tensor | None = None
@@ -82,7 +88,7 @@ class LodestoneLayer(DynamicLayer):
     def _reserve(self, tokens: int, k: torch.Tensor, v: torch.Tensor) -> None:
         if self._k is not None and tokens <= self._k.shape[2]:
             return
-        capacity = max(256, 2 * tokens if self._k is not None else tokens + 256)
+        capacity = max(256, self._expected + 256, 2 * tokens if self._k is not None else tokens + 256)
         old = self.get_seq_length()
         for name, like in (("_k", k), ("_v", v)):
             grown = torch.empty((*like.shape[:2], capacity, like.shape[-1]), dtype=like.dtype, device=like.device)
@@ -112,7 +118,7 @@ class LodestoneLayer(DynamicLayer):
         if self.selector is not None:
             if self.keys.shape[0] != 1:
                 raise InputError(f"lodestone: expected one sequence to index, found a batch of {self.keys.shape[0]}")
-            self.selector.build(self.keys[0], self.values[0])
+            self.selector.build(self.keys[0], self.values[0], stream=_stream(self.keys))
 
 
 def _attention(
@@ -134,19 +140,35 @@ def _attention(
     if layer is None or selector is None or layer.indexed == 0:
         if selector is not None and selector.wants_prompt and query.shape[0] == 1:
             tokens = query.shape[2]
-            selector.observe(_rows(query), _rows(key[:, :, -tokens:]), _rows(value[:, :, -tokens:]), key.shape[2] - tokens)
+            new = _rows(query), _rows(key[:, :, -tokens:]), _rows(value[:, :, -tokens:])
+            selector.observe(*new, key.shape[2] - tokens, stream=_stream(query))
         output, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
         )
         return output, None
-    if query.device.type != "cpu":
-        raise InputError(f"lodestone: expected a model on the CPU, found tensors on {query.device}")
     if query.shape[0] != 1:
         raise InputError(f"lodestone: expected one sequence after an indexed document, found a batch of {query.shape[0]}")
-    if attention_mask is not None and not bool(_kept(attention_mask[0, 0, -1])):
+    if attention_mask is not None and not _hides_nothing(attention_mask):
         raise InputError("lodestone: expected every token of the document and after it to be seen, found a mask that hides some")
-    output_rows: np.ndarray = selector.attend(_rows(query), key.shape[2] - query.shape[2], key[0], value[0])
-    return torch.from_numpy(output_rows).to(query.dtype)[None], None
+    begin = key.shape[2] - query.shape[2]
+    if query.device.type == "cpu":
+        output = torch.from_numpy(selector.attend(_rows(query), begin, key[0], value[0]))
+    else:
+        output = torch.empty(query.shape[2], query.shape[1], query.shape[3], device=query.device)  # float32
+        selector.attend(_rows(query), begin, key[0], value[0], stream=_stream(query), out=output)
+    return output.to(query.dtype)[None], None
+
+
+def _stream(x: torch.Tensor) -> torch.cuda.Stream | None:
+    """The stream in which PyTorch computes with it; None on the CPU."""
+    return None if x.device.type == "cpu" else torch.cuda.current_stream(x.device)
+
+
+def _hides_nothing(mask: torch.Tensor) -> bool:
+    """Whether the last query of a mask sees all; asked once for all layers of a step, since a GPU must be waited for."""
+    if not hasattr(mask, _SEEN):
+        setattr(mask, _SEEN, bool(_kept(mask[0, 0, -1])))
+    return bool(getattr(mask, _SEEN))
 
 
 def _kept(mask: torch.Tensor) -> torch.Tensor:
@@ -206,7 +228,7 @@ class HfDocument:
         greedy and has at most 64 tokens. Threads take turns. InputError for ids that the model does not have, and for beam search,
         drafts and whatever reads the document once more.
         """
-        self.attached.check_ids("ask", "question ids [1, n], n > 0", question_ids)
+        question_ids = self.attached.ids_here("ask", "question ids [1, n], n > 0", question_ids)
         for name in ("input_ids", "inputs", "inputs_embeds", "attention_mask", "position_ids", "cache", "past_key_values"):
             if name in generate:
                 raise InputError(f"ask: expected what generate() takes besides ids, mask and cache, found '{name}'")
@@ -299,10 +321,18 @@ def _fill(name: str, value: Any, like: torch.Tensor, tensors: dict[str, torch.Te
     if isinstance(value, dict):
         return {key: _fill(f"{name}.{key}", item, like, tensors, plain) for key, item in value.items()}
     if name in tensors:
-        return tensors[name]
+        return tensors[name].to(like.device)
     if name.rpartition(".")[2] in ("device", "dtype"):
         return getattr(like, name.rpartition(".")[2])
     return plain.get(name, value)
+
+
+def _check_device(device: torch.device) -> None:
+    if device.type == "cpu" or (device.type == "cuda" and torch.version.cuda is not None and _cuda.device_count() > 0):
+        return
+    if device.type == "cuda":
+        raise InputError(f"attach: expected a package built with CUDA for a model on {device}, found one that computes on the CPU alone")
+    raise InputError(f"attach: expected a model on the CPU or on an NVIDIA GPU, found one on {device}")
 
 
 class Attached:
@@ -316,8 +346,7 @@ class Attached:
         config = model.config.get_text_config(decoder=True)
         if not getattr(model, "_supports_sdpa", True):
             raise InputError(f"attach: expected a model that can attend by SDPA, found {config.model_type}, whose attention is another")
-        if next(model.parameters()).device.type != "cpu":
-            raise InputError("attach: expected a model on the CPU, found one on another device")
+        _check_device(next(model.parameters()).device)
         modules: list[Any] = [module for module in model.get_decoder().modules() if hasattr(module, "layer_idx")]
         self._scales = {int(m.layer_idx): float(m.scaling) for m in modules if isinstance(getattr(m, "scaling", None), float)}
         # Before the names in the config, which are one number for layers that may differ (Gemma 4).
@@ -351,19 +380,22 @@ class Attached:
             digest.update(flat[:: max(1, flat.numel() // 1024)].to(torch.float32).cpu().numpy().tobytes())
         return digest.hexdigest()[:32]
 
-    def check_ids(self, who: str, expected: str, ids: Any) -> None:
-        """InputError unless these are token ids [1, n] that the model can take."""
+    def ids_here(self, who: str, expected: str, ids: Any) -> torch.Tensor:
+        """These token ids [1, n] where the model's embeddings are. InputError unless the model can take them."""
         if not isinstance(ids, torch.Tensor):
             raise InputError(f"{who}: expected a tensor of {expected}, found {type(ids).__name__}")
         if ids.ndim != 2 or ids.shape[0] != 1 or ids.shape[1] == 0:
             raise InputError(f"{who}: expected {expected}, found {list(ids.shape)}")
         if ids.dtype not in (torch.int64, torch.int32):
             raise InputError(f"{who}: expected {expected} as int64 or int32, found {ids.dtype}")
-        if ids.device.type != "cpu":
-            raise InputError(f"{who}: expected {expected} on the CPU, as the model, found them on {ids.device}")
-        vocab = getattr(self.model.get_input_embeddings(), "num_embeddings", None)
+        embeddings = self.model.get_input_embeddings()
+        here = embeddings.weight.device
+        if ids.device not in (here, torch.device("cpu")):
+            raise InputError(f"{who}: expected {expected} on {here}, as the model, or on the CPU, found them on {ids.device}")
+        vocab = getattr(embeddings, "num_embeddings", None)
         if int(ids.min()) < 0 or (vocab is not None and int(ids.max()) >= vocab):
             raise InputError(f"{who}: expected token ids from 0 to {(vocab or 0) - 1}, found {int(ids.min())} to {int(ids.max())}")
+        return ids.to(here)
 
     def _selector(self, layer: int) -> Selector | None:
         if self.spec == "full":
@@ -391,8 +423,16 @@ class Attached:
             head_dim = getattr(self._config, "head_dim", None) or self._config.hidden_size // self._query_heads
         return int(kv_heads), int(head_dim)
 
-    def new_cache(self) -> Cache:
-        """A cache whose full-attention layers can be indexed; the others are transformers' own."""
+    def _device_of(self, layer: int) -> torch.device:
+        """Where a layer's weights are."""
+        for module in self.model.get_decoder().modules():
+            if getattr(module, "layer_idx", None) == layer:
+                for parameter in module.parameters():
+                    return torch.device(parameter.device)
+        return torch.device(self.model.get_input_embeddings().weight.device)
+
+    def new_cache(self, tokens: int = 0) -> Cache:
+        """A cache whose full-attention layers can be indexed, with room for so many; the other layers are transformers' own."""
         cache = DynamicCache(config=self.model.config)
         if len(cache.layers) == 0:
             cache.layers = [DynamicLayer() for _ in range(self.model.config.num_hidden_layers)]
@@ -402,7 +442,7 @@ class Attached:
                 selector = self._selector(i)
                 if selector is not None and full < selector.dense_layers:
                     selector = None
-                cache.layers[i] = LodestoneLayer(selector)
+                cache.layers[i] = LodestoneLayer(selector, tokens)
                 full += 1
         if full == 0:
             raise InputError(f"attach: expected a model with full-attention layers, found none among {len(cache.layers)}")
@@ -414,10 +454,10 @@ class Attached:
 
         InputError for other shapes, and ids that the model does not have.
         """
-        self.check_ids("read", "ids [1, tokens] of one sequence", input_ids)
+        input_ids = self.ids_here("read", "ids [1, tokens] of one sequence", input_ids)
         if chunk < 1:
             raise InputError(f"read: expected a chunk of 1 token or more, found {chunk}")
-        cache = self.new_cache()
+        cache = self.new_cache(input_ids.shape[1])
         for part in input_ids.split(chunk, dim=1):
             self.model(input_ids=part, use_cache=True, logits_to_keep=1, **{self.cache_argument: cache})
         self._index(cache)
@@ -429,13 +469,13 @@ class Attached:
 
         InputError for other shapes, ids that the model does not have, and sparse_tokens below 1.
         """
-        self.check_ids("logits", "ids [1, T]", input_ids)
+        input_ids = self.ids_here("logits", "ids [1, T]", input_ids)
         if sparse_tokens < 1:
             raise InputError(f"logits: expected sparse_tokens of 1 or more, found {sparse_tokens}")
         dense = input_ids.shape[1] - sparse_tokens
         if dense < 1:
             return self.model(input_ids=input_ids).logits
-        cache = self.new_cache()
+        cache = self.new_cache(dense)
         first = self.model(input_ids=input_ids[:, :dense], use_cache=True, **{self.cache_argument: cache}).logits
         self._index(cache)
         last = self.model(input_ids=input_ids[:, dense:], use_cache=True, **{self.cache_argument: cache}).logits
@@ -458,11 +498,11 @@ class Attached:
             raise InputError(f"load: {where}: expected the tokens and keys of this model's {len(cache.layers)} layers, found others")
         if about.get("model") != self.fingerprint:
             raise InputError(f"load: {where}: expected a document of this model, found keys of another: weights or RoPE differ")
-        self.check_ids(f"load: {where}", "the document's ids [1, tokens]", tensors["input_ids"])
+        input_ids = self.ids_here(f"load: {where}", "the document's ids [1, tokens]", tensors["input_ids"])
         for i, layer in enumerate(cache.layers):
             if not isinstance(layer, LodestoneLayer):
                 state = {name: None for name in _names(f"layers.{i}.", tensors, plain)} | vars(layer)
-                like = tensors[f"layers.{_full_layers(cache)[0]}.keys"]
+                like = tensors[f"layers.{_full_layers(cache)[0]}.keys"].to(self._device_of(i))
                 layer.__dict__.update({name: _fill(f"layers.{i}.{name}", value, like, tensors, plain) for name, value in state.items()})
                 continue
             if layer.selector is not None and layer.selector.wants_prompt:
@@ -476,9 +516,9 @@ class Attached:
                 raise InputError(f"load: {where}: expected values as many as keys in layer {i}, found others")
             if keys.dtype != self.model.dtype:
                 raise InputError(f"load: {where}: expected keys of {self.model.dtype}, as the model is loaded, found {keys.dtype}")
-            layer.update(keys, values)
+            layer.update(keys.to(self._device_of(i)), values.to(self._device_of(i)))
         self._index(cache)
-        return HfDocument(self, tensors["input_ids"], cache)
+        return HfDocument(self, input_ids, cache)
 
     def _index(self, cache: Cache) -> None:
         # Layers that use another's keys (Gemma 4) leave their own place in the cache empty.
@@ -489,7 +529,8 @@ class Attached:
             layer.index()
         sparse = [(layer, layer.selector) for layer in layers if layer.selector is not None]
         if sparse:
-            finish([selector for _, selector in sparse], [layer.keys[0] for layer, _ in sparse], [layer.values[0] for layer, _ in sparse])
+            selectors, keys, values = zip(*((selector, layer.keys[0], layer.values[0]) for layer, selector in sparse))
+            finish(selectors, keys, values, stream=_stream(keys[0]))
 
 
 def _full_layers(cache: Cache) -> list[int]:
@@ -505,7 +546,7 @@ def attach(model: PreTrainedModel, spec: str) -> Attached:
     """Makes `model` attend by `spec` ('kmeans:probes=16', 'full', ...) after documents that Attached.read has indexed.
 
     The model computes as before everywhere else: without an indexed cache its attention is SDPA. InputError for an unknown spec, a
-    model on another device, and attention that SDPA cannot compute; a warning where RoPE turns only a part of each head.
+    model on a device that we do not compute on, and attention that SDPA cannot compute; a warning where RoPE turns only a part of each head.
     """
     return Attached(model, spec)
 

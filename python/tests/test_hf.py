@@ -20,19 +20,20 @@ TINY = dict(
 FAMILIES = ["llama", "qwen3", "gemma3", "qwen3_5"]
 
 
-def tiny(family):
+def tiny(family, head_dim=32):
     torch.manual_seed(0)
+    sizes = TINY | {"head_dim": head_dim}
     if family == "llama":
-        config = transformers.LlamaConfig(**TINY)
+        config = transformers.LlamaConfig(**sizes)
     elif family == "qwen3":
-        config = transformers.Qwen3Config(**TINY)
+        config = transformers.Qwen3Config(**sizes)
     elif family == "gemma3":  # five layers with a sliding window to one without
-        config = transformers.Gemma3TextConfig(**TINY | {"num_hidden_layers": 6}, sliding_window=32, query_pre_attn_scalar=48)
+        config = transformers.Gemma3TextConfig(**sizes | {"num_hidden_layers": 6}, sliding_window=32, query_pre_attn_scalar=48)
     else:  # three recurrent layers to one with attention, whose heads turn in part
         if not hasattr(transformers, "Qwen3_5TextConfig"):
             pytest.skip("this transformers has no Qwen3.5")
         config = transformers.Qwen3_5TextConfig(
-            **TINY | {"num_hidden_layers": 4}, linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=16,
+            **sizes | {"num_hidden_layers": 4}, linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=16,
             linear_value_head_dim=16,
         )
     return transformers.AutoModelForCausalLM.from_config(config).eval()
@@ -40,7 +41,7 @@ def tiny(family):
 
 def logits_after(model, document, question):
     with torch.no_grad():
-        out = model(input_ids=question, use_cache=True, **{document.attached.cache_argument: document.cache}).logits
+        out = model(input_ids=question.to(model.device), use_cache=True, **{document.attached.cache_argument: document.cache}).logits
     document.roll_back()
     return out
 

@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""usage: bench_attach.py [--tokens N] [--attention SPEC ...] [--steps N]
+
+Decode of a random transformers model of Qwen3-1.7B's shape (bf16) on a GPU, behind a document of N tokens (131,072), one token a
+step: under SDPA, and as `lodestone.hf.attach` computes it under each spec. Both take the same cache, which appends in place; of each,
+milliseconds a step by the clock, and the GPU's milliseconds by PyTorch's profiler, all of them and those of attention. Needs torch
+with CUDA, transformers, and `lodestone` built with CUDA in PYTHONPATH."""
+
+import argparse
+import time
+
+import torch
+import transformers
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from lodestone import hf
+
+SHAPE = dict(
+    vocab_size=151936, hidden_size=2048, intermediate_size=6144, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8,
+    head_dim=128, max_position_embeddings=1 << 20, tie_word_embeddings=True, rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+)  # fmt: skip
+
+
+def marked(attention):
+    """The attention function, named in the profile."""
+
+    def run(*args, **kwargs):
+        with record_function("attention"):
+            return attention(*args, **kwargs)
+
+    return run
+
+
+def gpu_milliseconds(events):
+    """The GPU's milliseconds: of everything, and of what `marked` named."""
+    of_gpu = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
+    ranges = [e.time_range for e in of_gpu if e.name == "attention"]
+    work = [e.time_range for e in of_gpu if e.name != "attention"]
+    named = [w for w in work if any(r.start <= w.start and w.end <= r.end for r in ranges)]
+    if not named:
+        raise SystemExit("expected a profile that names attention's kernels, found none: this profiler does not see the GPU")
+    return [sum(w.end - w.start for w in of) / 1e3 for of in (work, named)]
+
+
+class Steps:
+    """Decoding steps of one token behind a document."""
+
+    def __init__(self, model, document):
+        self.model, self.document = model, document
+        self.token = torch.zeros(1, 1, dtype=torch.int64, device="cuda")
+
+    def run(self, count):
+        cache = {self.document.attached.cache_argument: self.document.cache}
+        with torch.no_grad():
+            for _ in range(count):
+                self.model(input_ids=self.token, use_cache=True, **cache)
+        torch.cuda.synchronize()
+
+    def measure(self, count):
+        """Milliseconds of a step: by the clock, of the GPU, of the GPU in attention."""
+        self.run(5)
+        times = []
+        for _ in range(count):
+            start = time.perf_counter()
+            self.run(1)
+            times.append((time.perf_counter() - start) * 1e3)
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+            self.run(5)
+        self.document.roll_back()
+        return sorted(times)[count // 2], *(ms / 5 for ms in gpu_milliseconds(seen.events()))
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tokens", type=int, default=1 << 17)
+    parser.add_argument("--attention", nargs="+", default=["kmeans"])
+    parser.add_argument("--steps", type=int, default=21)
+    parser.add_argument("--layers", type=int, default=SHAPE["num_hidden_layers"])
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(**SHAPE | {"num_hidden_layers": options.layers})
+    with torch.device("cuda"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    ids = torch.randint(0, SHAPE["vocab_size"], (1, options.tokens))
+    hf._attention = marked(hf._attention)
+    print(f"{torch.cuda.get_device_name()}, {options.tokens} tokens; ms a step", flush=True)
+    print(f"{'attention':28} {'clock':>8} {'GPU':>8} {'GPU in attention':>18} {'read in s':>10}", flush=True)
+    for spec in ["full", *options.attention]:
+        start = time.perf_counter()
+        document = hf.attach(model, spec).read(ids)
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - start
+        clock, gpu, attention = Steps(model, document).measure(options.steps)
+        print(f"{'SDPA' if spec == 'full' else spec:28} {clock:8.2f} {gpu:8.2f} {attention:18.3f} {seconds:10.1f}", flush=True)
+        del document
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
