@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""usage: bench_attach.py [--tokens N] [--attention SPEC ...] [--steps N]
+"""usage: bench_attach.py [--tokens N] [--attention SPEC ...] [--steps N] [--layers N] [--kernels]
 
 Decode of a random transformers model of Qwen3-1.7B's shape (bf16) on a GPU, behind a document of N tokens (131,072), one token a
 step: under SDPA, and as `lodestone.hf.attach` computes it under each spec. Both take the same cache, which appends in place; of each,
@@ -22,6 +22,9 @@ SHAPE = dict(
 )  # fmt: skip
 
 
+PROFILED = 5  # steps
+
+
 def marked(attention):
     """The attention function, named in the profile."""
 
@@ -32,15 +35,27 @@ def marked(attention):
     return run
 
 
-def gpu_milliseconds(events):
-    """The GPU's milliseconds: of everything, and of what `marked` named."""
+def gpu_work(events):
+    """What the GPU did, and of it what belongs to `marked` code: [(name, milliseconds)] each."""
     of_gpu = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
     ranges = [e.time_range for e in of_gpu if e.name == "attention"]
-    work = [e.time_range for e in of_gpu if e.name != "attention"]
-    named = [w for w in work if any(r.start <= w.start and w.end <= r.end for r in ranges)]
+    work = [e for e in of_gpu if e.name != "attention"]
+    named = [e for e in work if any(r.start <= e.time_range.start and e.time_range.end <= r.end for r in ranges)]
     if not named:
         raise SystemExit("expected a profile that names attention's kernels, found none: this profiler does not see the GPU")
-    return [sum(w.end - w.start for w in of) / 1e3 for of in (work, named)]
+    return [[(e.name, (e.time_range.end - e.time_range.start) / 1e3) for e in of] for of in (work, named)]
+
+
+def milliseconds(work):
+    return sum(ms for _, ms in work)
+
+
+def print_kernels(work, steps, layers):
+    """Microseconds a layer of each kernel, the longest first."""
+    for name in sorted({name for name, _ in work}, key=lambda n: -milliseconds([w for w in work if w[0] == n])):
+        of_name = [w for w in work if w[0] == name]
+        each = 1e3 * milliseconds(of_name) / (steps * layers)
+        print(f"    {each:8.2f} us in {len(of_name) / (steps * layers):.2f} launches  {name[:110]}", flush=True)
 
 
 class Steps:
@@ -58,7 +73,7 @@ class Steps:
         torch.cuda.synchronize()
 
     def measure(self, count):
-        """Milliseconds of a step: by the clock, of the GPU, of the GPU in attention."""
+        """Milliseconds of a step by the clock, and what the GPU did in PROFILED steps, all of it and in attention."""
         self.run(5)
         times = []
         for _ in range(count):
@@ -66,9 +81,9 @@ class Steps:
             self.run(1)
             times.append((time.perf_counter() - start) * 1e3)
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
-            self.run(5)
+            self.run(PROFILED)
         self.document.roll_back()
-        return sorted(times)[count // 2], *(ms / 5 for ms in gpu_milliseconds(seen.events()))
+        return sorted(times)[count // 2], *gpu_work(seen.events())
 
 
 def main():
@@ -77,6 +92,7 @@ def main():
     parser.add_argument("--attention", nargs="+", default=["kmeans"])
     parser.add_argument("--steps", type=int, default=21)
     parser.add_argument("--layers", type=int, default=SHAPE["num_hidden_layers"])
+    parser.add_argument("--kernels", action="store_true", help="also attention's kernels")
     options = parser.parse_args()
     torch.manual_seed(0)
     config = transformers.Qwen3Config(**SHAPE | {"num_hidden_layers": options.layers})
@@ -91,8 +107,13 @@ def main():
         document = hf.attach(model, spec).read(ids)
         torch.cuda.synchronize()
         seconds = time.perf_counter() - start
-        clock, gpu, attention = Steps(model, document).measure(options.steps)
-        print(f"{'SDPA' if spec == 'full' else spec:28} {clock:8.2f} {gpu:8.2f} {attention:18.3f} {seconds:10.1f}", flush=True)
+        for name in ("SDPA, PyTorch's choice", "SDPA, flash") if spec == "full" else (spec,):
+            torch.backends.cuda.enable_cudnn_sdp(name != "SDPA, flash")
+            clock, all_work, attention = Steps(model, document).measure(options.steps)
+            gpu, own = (milliseconds(work) / PROFILED for work in (all_work, attention))
+            print(f"{name:28} {clock:8.2f} {gpu:8.2f} {own:18.3f} {seconds:10.1f}", flush=True)
+            if options.kernels:
+                print_kernels(attention, PROFILED, options.layers)
         del document
         torch.cuda.empty_cache()
 

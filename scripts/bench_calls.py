@@ -50,7 +50,7 @@ def main():
         ),
     }
     one_query = q[None, :, None].bfloat16()
-    for spec in ("kmeans:probes=4", "hyperplanes", "topk:k=8"):
+    for spec in ("kmeans:probes=4", "hyperplanes:budget=8", "topk:k=8"):
         layers = [lodestone.Selector(f"{spec},sink=1,window=8", QUERY_HEADS, KV_HEADS, HEAD_DIM, layer=i) for i in range(LAYERS)]
         for layer in layers:
             layer.build(k[:, :64], v[:, :64])

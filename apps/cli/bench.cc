@@ -36,7 +36,7 @@ struct BenchFlags {
   double skew = 1.0, seconds = 2.0;
   std::optional<double> keep;
   double largest = 0;
-  int steps = 32, built_layers = 0;
+  int steps = 32, built_layers = 0, repeats = 3;
   bool share = false;
   double audit = 0;
 
@@ -367,7 +367,9 @@ void run_model_prefill(const BenchFlags& flags) {
                                   .active_memory = flags.active_bytes()};
   Json result = header(flags, device, model->pool());
   result["model"] = random ? flags.shape : flags.model;
-  print_prefill(flags, std::move(result), bench_model_prefill(model, options, flags.context), flags.context);
+  print_prefill(flags, std::move(result),
+                bench_model_prefill(model, options, flags.context, flags.repeats, flags.note()),
+                flags.context);
 }
 
 void run_prefill(const BenchFlags& flags) {
@@ -522,9 +524,12 @@ void add_prefill(CLI::App& bench) {
                                  "instead of parts on the CPU: random weights of a named shape")
                      ->default_str("")
                      ->excludes(model);
+  verb.add_option("--repeats", flags->repeats, "how often a whole model reads the text")
+      ->check(whole_number(1, 1000));
   verb.callback([flags, model, random, &verb] {
     const bool whole = model->count() + random->count() > 0;
     expect_use(verb, {"--shape", "--tokens"}, !whole, "expected parts of a prefill, found a whole model");
+    expect_use(verb, {"--repeats"}, whole, "expected a whole model (-m, --random), found parts of a prefill");
     if (whole)
       run_model_prefill(*flags);
     else

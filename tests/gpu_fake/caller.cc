@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "gpu_fake/play.h"
+#include "kernels/cuda/device/arrivals.h"
 #include "kernels/cuda/device/event.h"
-#include "kernels/cuda/device/take_rows.h"
 #include "lodestone/error.h"
 
 namespace lode::cuda {
@@ -44,32 +44,41 @@ void copy_and_wait(void* to, const void* from, std::int64_t bytes, const CallerS
   done.wait();
 }
 
-void take_rows(const StridedKv& from, const KvLayout& layout, char* layer, std::int64_t begin,
-               std::int64_t end, StreamHandle stream) {
-  enqueue(stream, [=] {
-    const auto bytes = static_cast<std::size_t>(layout.row_bytes());
-    for (int head = 0; head < layout.kv_heads; ++head)
-      for (std::int64_t row = begin; row < end; ++row) {
-        char* const to = layer + layout.key_offset(head, row);
-        std::memcpy(to, from.key(head, row), bytes);
-        std::memcpy(to + layout.value_offset(), from.value(head, row), bytes);
-      }
-  });
+namespace {
+
+void copy_rows(const TakenRows& rows) {
+  const KvLayout& layout = rows.layout;
+  const auto bytes = static_cast<std::size_t>(layout.row_bytes());
+  for (int head = 0; head < layout.kv_heads; ++head)
+    for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+      char* const to = rows.layer + layout.key_offset(head, row);
+      std::memcpy(to, rows.from.key(head, row), bytes);
+      std::memcpy(to + layout.value_offset(), rows.from.value(head, row), bytes);
+    }
 }
 
-void unrotate_rows(const TurnedVectors& from, float* to, StreamHandle stream) {
+void unrotate(const TurnedQueries& from) {
+  const std::int64_t half = from.d / 2;
+  for (std::int64_t row = 0; row < from.tokens * from.heads; ++row)
+    for (std::int64_t i = 0; i < half; ++i) {
+      const float a = from.q[row * from.d + i], b = from.q[row * from.d + i + half],
+                  angle = -static_cast<float>(from.begin + row / from.heads) * from.frequencies[i],
+                  cosine = std::cos(angle) / from.attention_scaling,
+                  sine = std::sin(angle) / from.attention_scaling;
+      const bool turns = i < from.turning;
+      from.plain[row * from.d + i] = turns ? a * cosine - b * sine : a;
+      from.plain[row * from.d + i + half] = turns ? b * cosine + a * sine : b;
+    }
+}
+
+}  // namespace
+
+void arrive(const TakenRows& rows, const TurnedQueries& queries, StreamHandle stream) {
   enqueue(stream, [=] {
-    const std::int64_t half = from.d / 2;
-    for (std::int64_t row = 0; row < from.tokens * from.heads; ++row)
-      for (std::int64_t i = 0; i < half; ++i) {
-        const float a = from.x[row * from.d + i], b = from.x[row * from.d + i + half],
-                    angle = -static_cast<float>(from.begin + row / from.heads) * from.frequencies[i],
-                    cosine = std::cos(angle) / from.attention_scaling,
-                    sine = std::sin(angle) / from.attention_scaling;
-        const bool turns = i < from.turning;
-        to[row * from.d + i] = turns ? a * cosine - b * sine : a;
-        to[row * from.d + i + half] = turns ? b * cosine + a * sine : b;
-      }
+    copy_rows(rows);
+    if (queries.plain != nullptr) unrotate(queries);
+    for (std::int64_t t = 0; queries.places != nullptr && t < queries.tokens; ++t)
+      queries.places[t] = {0, static_cast<std::int32_t>(queries.begin + t)};
   });
 }
 

@@ -12,7 +12,7 @@
 #include "gpu/backend.h"
 #include "gpu/index/device_keys.h"
 #include "kernels/cuda/attend/attend_block.h"
-#include "kernels/cuda/device/take_rows.h"
+#include "kernels/cuda/device/arrivals.h"
 #include "kernels/rope.h"
 #include "lodestone/engine.h"
 #include "lodestone/error.h"
@@ -228,9 +228,9 @@ void LayerSelector::build(const CallerRows& rows, const cuda::CallerStream& stre
   wait(stream);
   chooser_.reset();
   taken_ = built_ = 0;
-  take(rows, 0, rows.kv.rows, stream);
-  make_room(rows.kv.rows, 1, stream);
-  built_ = rows.kv.rows;
+  cuda::arrive(take(rows, 0, rows.kv.rows, stream), {}, stream.stream);
+  taken_ = built_ = rows.kv.rows;
+  make_room(built_, 1, stream);
   if (chooser_->needs_host_index()) build_on_host(stream);
   chooser_->prepare(keys(built_), stream.stream);
 }
@@ -287,9 +287,9 @@ void LayerSelector::roll_back(std::int64_t tokens) {
   if (chooser_ != nullptr) chooser_->roll_back(0, tokens);
 }
 
-/// Rows [begin, end) to the layer's own blocks.
-void LayerSelector::take(const CallerRows& rows, std::int64_t begin, std::int64_t end,
-                         const cuda::CallerStream& stream) {
+/// Room for rows [begin, end) in the layer's own blocks, and where they go; for `arrive`, behind which they are there.
+cuda::TakenRows LayerSelector::take(const CallerRows& rows, std::int64_t begin, std::int64_t end,
+                                    const cuda::CallerStream& stream) {
   if (end > kMostTokens)
     throw InputError(
         fmt::format("Selector: expected at most {} tokens on a GPU, found {}", kMostTokens, end));
@@ -306,19 +306,36 @@ void LayerSelector::take(const CallerRows& rows, std::int64_t begin, std::int64_
     cuda::upload(bases_.as<void>(), &base, sizeof base, stream);
   }
   range_->back(end);
-  cuda::take_rows(rows.kv, layout_, range_->base(), begin, end, stream.stream);
-  taken_ = end;
+  return {.from = rows.kv, .layout = layout_, .layer = range_->base(), .begin = begin, .end = end};
 }
 
-/// What the queries see that is not here, and the rows that they stand on.
-void LayerSelector::take_new(const CallerQueries& queries, const CallerRows& rows,
-                             const cuda::CallerStream& stream) {
+/// Brings what the queries see that is not here, and the rows that they stand on; the queries before RoPE and their places.
+void LayerSelector::take_call(const CallerQueries& queries, const CallerRows& rows,
+                              const cuda::CallerStream& stream) {
   const std::int64_t end = queries.begin + queries.tokens;
   if (queries.begin >= built_ && queries.begin < taken_) {
     taken_ = queries.begin;
     if (chooser_ != nullptr) chooser_->roll_back(0, taken_);
   }
-  if (range_ == nullptr || taken_ < end) take(rows, taken_, end, stream);
+  const cuda::TakenRows arriving = take(rows, std::min(taken_, end), end, stream);
+  make_room(end, queries.tokens, stream);
+  const auto turning = static_cast<int>(geometry_.rope->turning_pairs());
+  const std::int64_t bytes =
+      queries.tokens * geometry_.query_heads * geometry_.head_dim * std::int64_t{sizeof(float)};
+  if (turning > 0 && plain_.bytes() < bytes) plain_ = cuda::Buffer(bytes, "queries before RoPE");
+  cuda::arrive(arriving,
+               {.q = queries.q,
+                .frequencies = frequencies_.as<float>(),
+                .begin = queries.begin,
+                .tokens = queries.tokens,
+                .heads = geometry_.query_heads,
+                .d = geometry_.head_dim,
+                .turning = turning,
+                .attention_scaling = geometry_.rope->attention_scaling(),
+                .plain = turning > 0 ? plain_.as<float>() : nullptr,
+                .places = places_.as<cuda::QueryToken>()},
+               stream.stream);
+  taken_ = std::max(taken_, end);
 }
 
 std::unique_ptr<GpuSelector> LayerSelector::made(const Room& room, const cuda::CallerStream& stream) const {
@@ -385,24 +402,6 @@ GpuKeys LayerSelector::keys(std::int64_t tokens) const {
           .rope_scale = geometry_.rope->attention_scaling()};
 }
 
-const float* LayerSelector::before_rope(const CallerQueries& queries, const cuda::CallerStream& stream) {
-  const auto turning = static_cast<int>(geometry_.rope->turning_pairs());
-  if (turning == 0) return queries.q;
-  const std::int64_t bytes =
-      queries.tokens * geometry_.query_heads * geometry_.head_dim * std::int64_t{sizeof(float)};
-  if (plain_.bytes() < bytes) plain_ = cuda::Buffer(bytes, "queries before RoPE");
-  cuda::unrotate_rows({.x = queries.q,
-                       .frequencies = frequencies_.as<float>(),
-                       .begin = queries.begin,
-                       .tokens = queries.tokens,
-                       .heads = geometry_.query_heads,
-                       .d = geometry_.head_dim,
-                       .turning = turning,
-                       .attention_scaling = geometry_.rope->attention_scaling()},
-                      plain_.as<float>(), stream.stream);
-  return plain_.as<float>();
-}
-
 /// As in CudaContext::most_tokens.
 std::int64_t LayerSelector::most_at_once(std::int64_t position, Phase phase) const {
   const std::int64_t most = std::min<std::int64_t>(chooser_->most_tokens(position, phase), room_.step);
@@ -423,7 +422,7 @@ void LayerSelector::for_pieces(const CallerQueries& queries, const cuda::CallerS
       geometry_.dense.from_context
           ? static_cast<Position>(std::max<std::int64_t>(0, built_ - geometry_.dense.window))
           : QueryBlock::kNoLimit;
-  const float* const q_unrotated = before_rope(queries, stream);
+  const float* const q_unrotated = geometry_.rope->turning_pairs() == 0 ? queries.q : plain_.as<float>();
   const std::int64_t row = std::int64_t{geometry_.query_heads} * geometry_.head_dim;
   std::vector<cuda::QueryToken> places;
   for (std::int64_t first = 0, count = 0; first < queries.tokens; first += count) {
@@ -436,8 +435,7 @@ void LayerSelector::for_pieces(const CallerQueries& queries, const cuda::CallerS
     chooser_->begin({.queries = places, .phase = phase, .far_limit = limit});
     chooser_->upload(stream.stream);
     staged_.record(stream.stream);
-    cuda::upload(places_.as<void>(), places.data(), count * std::int64_t{sizeof(cuda::QueryToken)}, stream);
-    body({.queries = {.tokens = places_.as<cuda::QueryToken>(),
+    body({.queries = {.tokens = places_.as<cuda::QueryToken>() + first,
                       .bases = bases_.as<const char*>(),
                       .layout = layout_,
                       .count = static_cast<int>(count),
@@ -454,8 +452,7 @@ void LayerSelector::attend(const CallerQueries& queries, const CallerRows& rows,
                            const cuda::CallerStream& stream) {
   const cuda::OnDevice here(device_);
   const Call call(*this, stream);
-  take_new(queries, rows, stream);
-  make_room(queries.begin + queries.tokens, queries.tokens, stream);
+  take_call(queries, rows, stream);
   const std::int64_t heads = geometry_.query_heads;
   for_pieces(queries, stream, [&](const Piece& piece) {
     Piece own = piece;
@@ -489,8 +486,7 @@ void LayerSelector::select(const CallerQueries& queries, const CallerRows& rows,
                            const std::function<void(const CallerSet&)>& take) {
   const cuda::OnDevice here(device_);
   const Call call(*this, stream);
-  take_new(queries, rows, stream);
-  make_room(queries.begin + queries.tokens, queries.tokens, stream);
+  take_call(queries, rows, stream);
   for_pieces(queries, stream, [&](const Piece& piece) {
     const std::int64_t tokens = piece.queries.count;
     const bool together = tokens > kMostSparseTokens;

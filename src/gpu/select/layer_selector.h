@@ -13,6 +13,7 @@
 
 #include "gpu/select/selectors.h"
 #include "kernels/cuda/attend/attend_strided.h"
+#include "kernels/cuda/device/arrivals.h"
 #include "kernels/cuda/device/caller.h"
 #include "kernels/cuda/device/event.h"
 #include "kernels/cuda/device/kv_range.h"
@@ -89,15 +90,15 @@ class LayerSelector {
   class Call;
 
   void wait(const cuda::CallerStream& stream);
-  void take(const CallerRows& rows, std::int64_t begin, std::int64_t end, const cuda::CallerStream& stream);
-  void take_new(const CallerQueries& queries, const CallerRows& rows, const cuda::CallerStream& stream);
+  cuda::TakenRows take(const CallerRows& rows, std::int64_t begin, std::int64_t end,
+                       const cuda::CallerStream& stream);
+  void take_call(const CallerQueries& queries, const CallerRows& rows, const cuda::CallerStream& stream);
   void make_room(std::int64_t tokens, std::int64_t queries, const cuda::CallerStream& stream);
   std::unique_ptr<GpuSelector> made(const Room& room, const cuda::CallerStream& stream) const;
   void build_on_host(const cuda::CallerStream& stream);
   static void with_host(std::span<LayerSelector* const> layers, const cuda::CallerStream& stream,
                         const Finish& run, bool holds);
   GpuKeys keys(std::int64_t tokens) const;
-  const float* before_rope(const CallerQueries& queries, const cuda::CallerStream& stream);
   std::int64_t most_at_once(std::int64_t position, Phase phase) const;
   void for_pieces(const CallerQueries& queries, const cuda::CallerStream& stream,
                   const std::function<void(const Piece&)>& body);

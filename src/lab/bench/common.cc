@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lab/bench/common.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <fstream>
@@ -38,6 +40,20 @@ double median(std::vector<double> values) {
   std::nth_element(values.begin(), middle, values.end());
   if (values.size() % 2 == 1) return *middle;
   return (*std::max_element(values.begin(), middle) + *middle) / 2;
+}
+
+ContextOptions with_room(const Model& model, ContextOptions options, std::int64_t tokens,
+                         const std::function<void(std::string_view)>& note) {
+  options.max_tokens = tokens;
+  const std::int64_t own = model.config().max_positions;
+  if (tokens > own) {
+    options.rope_factor = std::ceil(static_cast<double>(tokens) / static_cast<double>(own));
+    note(
+        fmt::format("{} tokens are more than the model's {} positions: its RoPE is scaled by {}, which "
+                    "changes answers but no speed",
+                    tokens, own, *options.rope_factor));
+  }
+  return options;
 }
 
 std::int64_t last_level_cache_bytes() {

@@ -5,19 +5,23 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "base/rng.h"
 #include "kv/store.h"
 #include "lab/bench/ood_vectors.h"
+#include "lodestone/engine.h"
 #include "lodestone/selector.h"
 #include "lodestone/spec.h"
 #include "model/config.h"
 
 namespace lode {
 
+class Model;
 class ThreadPool;
 
 /// Microseconds that body() takes.
@@ -28,6 +32,10 @@ double microseconds(Body&& body) {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count();
 }
 double median(std::vector<double> values);  ///< of two in the middle their mean; 0 of none
+
+/// Options for so many tokens, with RoPE scaled where the model has fewer positions, which a note says.
+ContextOptions with_room(const Model& model, ContextOptions options, std::int64_t tokens,
+                         const std::function<void(std::string_view)>& note);
 
 /// Bytes of the largest cache of this machine; 32 MiB where the system does not say.
 std::int64_t last_level_cache_bytes();

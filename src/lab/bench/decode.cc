@@ -279,16 +279,17 @@ std::vector<DecodeBenchRow> bench_decode(const std::shared_ptr<const Model>& mod
   for (const Spec& spec : specs)
     if (spec.name != "full") all.push_back(spec);
   const int steps = options.steps + kWarmUp;
-  Context context(model, {.kv_type = options.kv_type,
-                          .device = options.device,
-                          .gpu_memory = options.gpu_memory,
-                          .kv_tier = options.kv_tier,
-                          .gpus = options.gpus,
-                          .context_parallel = options.context_parallel,
-                          .gpu_sum = options.gpu_sum,
-                          .active_memory = options.active_memory,
-                          .max_tokens = options.context + std::max<std::int64_t>(steps, options.question),
-                          .seed = options.seed});
+  Context context(model, with_room(*model,
+                                   {.kv_type = options.kv_type,
+                                    .device = options.device,
+                                    .gpu_memory = options.gpu_memory,
+                                    .kv_tier = options.kv_tier,
+                                    .gpus = options.gpus,
+                                    .context_parallel = options.context_parallel,
+                                    .gpu_sum = options.gpu_sum,
+                                    .active_memory = options.active_memory,
+                                    .seed = options.seed},
+                                   options.context + std::max<std::int64_t>(steps, options.question), note));
   std::vector<MethodId> methods;
   Context::Impl& c = context.impl();
   for (const Spec& spec : all) methods.push_back(attach_by_shape(context, spec, options));

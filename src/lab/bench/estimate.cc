@@ -112,7 +112,7 @@ double prefill_seconds(const std::shared_ptr<const Model>& model, const Estimate
     const std::int64_t measured = std::min<std::int64_t>(options.tokens, 16384);
     const auto rows = bench_model_prefill(
         model, {.kv_type = options.kv_type, .device = options.device, .gpu_memory = options.gpu_memory},
-        measured, 1);
+        measured, 1, [](std::string_view) {});
     // Attention's share grows with the length; products do not.
     const double rate = n / rows.front().tokens_per_second;
     const ModelConfig& c = model->config();

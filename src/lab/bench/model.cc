@@ -23,27 +23,14 @@ std::int64_t room_of(const ModelBenchOptions& options) {
   return std::max<std::int64_t>(1, *std::max_element(options.depths.begin(), options.depths.end()) + most);
 }
 
-ContextOptions with_room(const Model& model, const ModelBenchOptions& options,
-                         const std::function<void(std::string_view)>& note) {
-  ContextOptions context = options.context;
-  context.max_tokens = room_of(options);
-  const std::int64_t own = model.config().max_positions;
-  if (context.max_tokens > own) {
-    context.rope_factor = std::ceil(static_cast<double>(context.max_tokens) / static_cast<double>(own));
-    note(
-        fmt::format("{} tokens are more than the model's {} positions: its RoPE is scaled by {}, which "
-                    "changes answers but no speed",
-                    context.max_tokens, own, *context.rope_factor));
-  }
-  return context;
-}
-
 /// A context that goes from depth to depth.
 class Bench {
  public:
   Bench(const std::shared_ptr<const Model>& model, const ModelBenchOptions& options,
         std::span<const Spec> specs, const std::function<void(std::string_view)>& note)
-      : options_(options), context_(model, with_room(*model, options, note)), vocab_(model->config().vocab) {
+      : options_(options),
+        context_(model, with_room(*model, options.context, room_of(options), note)),
+        vocab_(model->config().vocab) {
     methods_.push_back({parse_spec("full"), context_.attach(parse_spec("full"))});
     for (const Spec& spec : specs)
       if (spec.name != "full") methods_.push_back({spec, context_.attach(spec)});

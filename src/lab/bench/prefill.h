@@ -4,8 +4,10 @@
 // or a whole model.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lodestone/engine.h"
@@ -38,9 +40,11 @@ struct PrefillBenchRow {
 std::vector<PrefillBenchRow> bench_prefill(const PrefillBenchOptions& options, ThreadPool& pool);
 
 /// Full attention's prefill of `tokens` random tokens by a whole model. Counted are the products with the
-/// layers' weights, and attention as above; the logits are those of one token.
+/// layers' weights, and attention as above; the logits are those of one token. Before it is timed, a beginning of
+/// the text is read.
 std::vector<PrefillBenchRow> bench_model_prefill(const std::shared_ptr<const Model>& model,
                                                  const ContextOptions& options, std::int64_t tokens,
-                                                 int repeats = 3);
+                                                 int repeats,
+                                                 const std::function<void(std::string_view)>& note);
 
 }  // namespace lode

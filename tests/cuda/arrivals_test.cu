@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "harness.h"
-#include "kernels/cuda/device/take_rows.h"
+#include "kernels/cuda/device/arrivals.h"
 
 namespace lode::cuda {
 namespace {
@@ -34,8 +34,8 @@ void check_rows(DType type, int dim, int gap, std::int64_t shift) {
   fill(layer.as<void>(), 7, bytes, stream.get());
   const char* const k = there.as<char>() + shift;
   const StridedKv kv = {k, k + step, 2 * step, 2 * step, 2 * step * kHeads, 2 * step * kHeads, kRows};
-  take_rows(kv, layout, layer.as<char>(), kBegin, kBegin, stream.get());
-  take_rows(kv, layout, layer.as<char>(), kBegin, kRows, stream.get());
+  arrive({kv, layout, layer.as<char>(), kBegin, kBegin}, {}, stream.get());
+  arrive({kv, layout, layer.as<char>(), kBegin, kRows}, {}, stream.get());
   copy(found.data(), layer.as<void>(), bytes, stream.get());
   stream.synchronize();
   LODE_CHECK(found == expected);
@@ -48,7 +48,7 @@ LODE_TEST(rows_of_any_strides_go_to_their_blocks) {
   check_rows(DType::f16, 64, 1, 2);
 }
 
-LODE_TEST(vectors_turn_back) {
+LODE_TEST(queries_turn_back_and_know_their_places) {
   constexpr std::int64_t kTokens = 5, kBegin = 1000;
   constexpr int kHeads = 3, kDim = 16, kTurning = 6;
   constexpr float kScaling = 1.25f;
@@ -65,13 +65,20 @@ LODE_TEST(vectors_turn_back) {
     }
   Stream stream;
   const Buffer x(std::ssize(turned) * 4, "a test"), f(std::ssize(frequencies) * 4, "a test"),
-      out(x.bytes(), "a test");
+      out(x.bytes(), "a test"), there(kTokens * sizeof(QueryToken), "a test");
   copy(x.as<void>(), turned.data(), x.bytes(), stream.get());
   copy(f.as<void>(), frequencies.data(), f.bytes(), stream.get());
-  unrotate_rows({x.as<float>(), f.as<float>(), kBegin, kTokens, kHeads, kDim, kTurning, kScaling},
-                out.as<float>(), stream.get());
+  std::vector<QueryToken> places(kTokens);
+  arrive({},
+         {x.as<float>(), f.as<float>(), kBegin, kTokens, kHeads, kDim, kTurning, kScaling, out.as<float>(),
+          there.as<QueryToken>()},
+         stream.get());
   copy(found.data(), out.as<void>(), out.bytes(), stream.get());
+  copy(places.data(), there.as<void>(), there.bytes(), stream.get());
   stream.synchronize();
+  for (std::int32_t t = 0; t < kTokens; ++t)
+    LODE_CHECK(places[static_cast<std::size_t>(t)].sequence == 0 &&
+               places[static_cast<std::size_t>(t)].position == kBegin + t);
   for (std::size_t i = 0; i < plain.size(); ++i) LODE_CHECK(std::abs(found[i] - plain[i]) < 1e-4f);
 }
 
