@@ -36,26 +36,32 @@ def marked(attention):
 
 
 def gpu_work(events):
-    """What the GPU did, and of it what belongs to `marked` code: [(name, milliseconds)] each."""
-    of_gpu = [e for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
-    ranges = [e.time_range for e in of_gpu if e.name == "attention"]
-    work = [e for e in of_gpu if e.name != "attention"]
-    named = [e for e in work if any(r.start <= e.time_range.start and e.time_range.end <= r.end for r in ranges)]
+    """What the GPU did, and of it what belongs to `marked` code: [(name, begin, end)] each, in microseconds."""
+    of_gpu = [(e.name, e.time_range.start, e.time_range.end) for e in events if e.device_type == torch.autograd.DeviceType.CUDA]
+    ranges = [e[1:] for e in of_gpu if e[0] == "attention"]
+    work = [e for e in of_gpu if e[0] != "attention"]
+    named = [e for e in work if any(begin <= e[1] and e[2] <= end for begin, end in ranges)]
     if not named:
         raise SystemExit("expected a profile that names attention's kernels, found none: this profiler does not see the GPU")
-    return [[(e.name, (e.time_range.end - e.time_range.start) / 1e3) for e in of] for of in (work, named)]
+    return work, named
 
 
-def milliseconds(work):
-    return sum(ms for _, ms in work)
+def busy_milliseconds(work):
+    """In which the GPU did any of it: kernels overlap where one starts early and waits for the one in front."""
+    busy, last = 0.0, 0.0
+    for _, begin, end in sorted(work, key=lambda e: e[1]):
+        busy += max(0.0, end - max(begin, last))
+        last = max(last, end)
+    return busy / 1e3
 
 
 def print_kernels(work, steps, layers):
-    """Microseconds a layer of each kernel, the longest first."""
-    for name in sorted({name for name, _ in work}, key=lambda n: -milliseconds([w for w in work if w[0] == n])):
-        of_name = [w for w in work if w[0] == name]
-        each = 1e3 * milliseconds(of_name) / (steps * layers)
-        print(f"    {each:8.2f} us in {len(of_name) / (steps * layers):.2f} launches  {name[:110]}", flush=True)
+    """Microseconds a layer of each kernel, its waiting for the one in front included; the longest first."""
+    of_name = {}
+    for name, begin, end in work:
+        of_name.setdefault(name, []).append(end - begin)
+    for name, times in sorted(of_name.items(), key=lambda item: -sum(item[1])):
+        print(f"    {sum(times) / (steps * layers):8.2f} us in {len(times) / (steps * layers):.2f} launches  {name[:110]}", flush=True)
 
 
 class Steps:
@@ -110,7 +116,7 @@ def main():
         for name in ("SDPA, PyTorch's choice", "SDPA, flash") if spec == "full" else (spec,):
             torch.backends.cuda.enable_cudnn_sdp(name != "SDPA, flash")
             clock, all_work, attention = Steps(model, document).measure(options.steps)
-            gpu, own = (milliseconds(work) / PROFILED for work in (all_work, attention))
+            gpu, own = (busy_milliseconds(work) / PROFILED for work in (all_work, attention))
             print(f"{name:28} {clock:8.2f} {gpu:8.2f} {own:18.3f} {seconds:10.1f}", flush=True)
             if options.kernels:
                 print_kernels(attention, PROFILED, options.layers)

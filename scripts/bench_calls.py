@@ -36,7 +36,7 @@ def main():
     k = torch.randn(KV_HEADS, 128, HEAD_DIM, **on_gpu).bfloat16()
     v, batch = k.clone(), q[None].clone()
     state = torch.empty_like(q), torch.empty(QUERY_HEADS, **on_gpu)
-    one, scores = torch.empty_like(batch), torch.randn(5000, **on_gpu)
+    one, scores, rows = torch.empty_like(batch), torch.randn(5000, **on_gpu), torch.empty(9, dtype=torch.int32, **on_gpu)
     plan = lodestone.plan(np.array([0, 64], np.int32), np.arange(64, dtype=np.int32), QUERY_HEADS, KV_HEADS)
     first, second = lodestone.attend(q, k, v), lodestone.attend(q, k, v)
     calls = {
@@ -44,7 +44,7 @@ def main():
         "attend": lambda i: lodestone.attend(q, k, v),
         "plan.run(out=)": lambda i: plan.run(batch, k, v, out=one),
         "merge(out=)": lambda i: lodestone.merge(first, second, out=state),
-        "top_k": lambda i: lodestone.top_k(scores, 9),
+        "top_k(out=)": lambda i: lodestone.top_k(scores, 9, out=rows),
         "torch: scaled_dot_product_attention": lambda i: torch.nn.functional.scaled_dot_product_attention(
             one_query, k[None], v[None], enable_gqa=True
         ),
