@@ -177,14 +177,19 @@ LODE_TEST(prefill_over_plain_arrays_gives_the_bits_of_blocks) {
     s.tokens = std::min(s.rows, 150);
     const Both both(s);
     const StreamHandle stream = both.caller.stream;
-    LODE_CHECK(same_bits(both.of([&](void*) { attend_strided_prefill(both.queries(), both.kv, stream); }),
-                         both.of([&](void*) {
-                           if (!attend_prefill_mma(both.queries(), s.rows - s.tokens, {}, stream))
-                             attend_prefill_f32(both.queries(), s.rows - s.tokens, {}, stream);
-                         })));
+    const std::int32_t position = s.rows - s.tokens;
     LODE_CHECK(same_bits(
-        both.of([&](void*) { attend_prefill_f32(both.queries(), s.rows - s.tokens, {}, stream, &both.kv); }),
-        both.of([&](void*) { attend_prefill_f32(both.queries(), s.rows - s.tokens, {}, stream); })));
+        both.of([&](void*) { attend_strided_prefill(both.queries(), both.kv, stream); }),
+        both.of([&](void*) { attend_prefill(both.queries(), position, stream, Precision::fast); })));
+    for (const bool on_matrix_unit : {true, false}) {
+      const auto run = [&](const StridedKv* kv) {
+        return both.of([&](void*) {
+          if (!on_matrix_unit || !attend_prefill_mma(both.queries(), position, {}, stream, kv))
+            attend_prefill_f32(both.queries(), position, {}, stream, kv);
+        });
+      };
+      LODE_CHECK(same_bits(run(&both.kv), run(nullptr)));
+    }
   }
 }
 

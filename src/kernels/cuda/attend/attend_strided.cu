@@ -184,7 +184,8 @@ void attend_strided_prefill(const Queries& queries, const StridedKv& kv, StreamH
   if (queries.count == 0) return;
   const auto position = static_cast<std::int32_t>(kv.rows - queries.count);
   if (rows_aligned(kv) && aligned(queries.q) && aligned(queries.o) &&
-      attend_prefill_mma(queries, position, {}, stream, &kv))
+      (attend_prefill_hopper(queries, position, {}, stream, &kv) ||
+       attend_prefill_mma(queries, position, {}, stream, &kv)))
     return;
   attend_prefill_f32(queries, position, {}, stream, &kv);
 }

@@ -87,8 +87,8 @@ bool attend_prefill_mma(const Queries& queries, std::int32_t position, const Pre
                         StreamHandle stream, const StridedKv* kv = nullptr);
 
 /// The same by Hopper's own instructions, for heads of 128 numbers; false where this is another GPU or
-/// another head.
+/// another head. Rows of a caller's arrays begin at multiples of 16 bytes.
 bool attend_prefill_hopper(const Queries& queries, std::int32_t position, const PrefillKeys& keys,
-                           StreamHandle stream);
+                           StreamHandle stream, const StridedKv* kv = nullptr);
 
 }  // namespace lode::cuda

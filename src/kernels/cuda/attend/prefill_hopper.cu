@@ -5,7 +5,9 @@
 // a KV head's group side by side): while the weights of a tile meet its values, the scores of the next are
 // made and their softmax taken. Ours are the layout of the store and that copies are plain asynchronous ones,
 // because where a sequence lies is known on the device alone; so rows by a list cost no more than rows side
-// by side. A query's bits depend on its own keys alone, not on how the prompt was cut into chunks.
+// by side, and rows of a caller's arrays lie at any distance. A query's bits depend on its own keys alone, not on how the prompt was cut into chunks.
+#include <type_traits>
+
 #include "kernels/cuda/attend/prefill.h"
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/hopper_matrix.cuh"
@@ -15,7 +17,7 @@ namespace lode::cuda {
 
 namespace {
 
-constexpr int kDim = 128, kKeys = 128, kRows = 128, kGroupThreads = 128, kStages = 2;
+constexpr int kDim = 128, kRowBytes = 2 * kDim, kKeys = 128, kRows = 128, kGroupThreads = 128, kStages = 2;
 // Where this file is compiled for another architecture, the kernel is an empty one for 32 threads.
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
 constexpr int kThreads = 3 * kGroupThreads;
@@ -31,12 +33,15 @@ constexpr int kShared = kTile + kStages * 2 * kTile + 1024 + 128;
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-template <class T>
+/// `Place` says where rows are. Lists are of the engine's layers alone.
+template <class T, class Place>
 class Attention {
  public:
-  __device__ Attention(const Queries& in, int position, const PrefillKeys& keys, char* memory)
+  __device__ Attention(const Queries& in, int position, const PrefillKeys& keys, const Place& place,
+                       char* memory)
       : in_(in),
         keys_(keys),
+        place_(place),
         position_(position),
         base_((shared_address(memory) + 1023) / 1024 * 1024),
         group_(in.query_heads / in.layout.kv_heads),
@@ -95,7 +100,7 @@ class Attention {
   /// Keys and values of tile after tile. A tile is announced once the next is under way, or earlier where
   /// there is no room yet for the next.
   __device__ void bring() const {
-    const char* layer = in_.bases[in_.tokens[0].sequence] + in_.layer_offset;
+    const auto stored = place_.rows(in_);
     int waiting = -1, ahead = listed(0);
     unsigned gathered = 0;
     for (int n = 0; n < 2 * tiles_; ++n) {
@@ -108,16 +113,16 @@ class Attention {
           empty(slot).wait(parity);
         }
       }
-      if (tile < list_tiles_) {
+      if (kHasLists && tile < list_tiles_) {
         if (n % 2 == 0) {
           gathered = place_of(ahead);
           ahead = listed(tile + 1);
         }
-        gather(layer + n % 2 * kBlockTokens * kRowBytes, gathered, tile_at(slot));
+        if constexpr (kHasLists)
+          gather(stored.layer + n % 2 * kBlockTokens * kRowBytes, gathered, tile_at(slot));
       } else {
         const int first = near_first_ + (tile - list_tiles_) * kKeys;
-        load(layer + in_.layout.key_offset(kv_head_, first) + n % 2 * in_.layout.value_offset(), first,
-             tile_at(slot));
+        load(stored.at(kv_head_, first, n % 2), step(n % 2), first, tile_at(slot));
       }
       announce<1>(waiting);
       waiting = slot;
@@ -157,15 +162,22 @@ class Attention {
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
+  /// Bytes from one row of a tile to the next, of keys or values.
+  __device__ __forceinline__ std::int64_t step(int value) const {
+    if constexpr (kHasLists)
+      return kRowBytes;
+    else
+      return value != 0 ? place_.kv.v_row : place_.kv.k_row;
+  }
   /// Zeros for rows that no query of the block may see.
-  __device__ void load(const char* rows, int first, unsigned to) const {
+  __device__ __forceinline__ void load(const char* rows, std::int64_t step, int first, unsigned to) const {
     const int chunk = static_cast<int>(threadIdx.x) % 16, row = static_cast<int>(threadIdx.x) / 16;
     to += static_cast<unsigned>(chunk / 8 * kPanel + row * 128 + ((chunk % 8) ^ row) * 16);
-    const char* from = rows + row * kRowBytes + chunk * 16;
+    const char* from = rows + row * step + chunk * 16;
     const int left = end_ - first - row, skipped = near_ - first - row;
 #pragma unroll
     for (int i = 0; i < kKeys / 8; ++i)
-      bring_piece(to + i * 1024, from + i * 8 * kRowBytes, 8 * i < left && 8 * i >= skipped);
+      bring_piece(to + i * 1024, from + i * 8 * step, 8 * i < left && 8 * i >= skipped);
     asm volatile("cp.async.commit_group;" ::: "memory");
   }
   static __device__ __forceinline__ void bring_piece(unsigned to, const char* from, bool wanted) {
@@ -349,11 +361,12 @@ class Attention {
     }
   }
 
-  static constexpr int kRowBytes = kDim * 2;
+  static constexpr bool kHasLists = std::is_same_v<Place, InLayer>;
   static constexpr unsigned kNowhere = ~0u;
 
   const Queries& in_;
   const PrefillKeys& keys_;
+  const Place& place_;
   const int position_;
   const unsigned base_;  // shared memory: queries, tiles, barriers
   const int group_, kv_head_, first_, rows_, team_, warp_, lane_;
@@ -366,41 +379,51 @@ class Attention {
 
 #endif
 
-template <class T>
+template <class T, class Place>
 __global__ __launch_bounds__(kThreads, 1) void hopper_kernel(const Queries in, int position,
-                                                             const PrefillKeys keys) {
+                                                             const PrefillKeys keys, const Place place) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ char memory[];
-  Attention<T>(in, position, keys, memory).run();
+  Attention<T, Place>(in, position, keys, place, memory).run();
 #endif
 }
 
-template <class T>
-bool launch(const Queries& in, int position, const PrefillKeys& keys, StreamHandle stream) {
+template <class T, class Place>
+bool launch(const Queries& in, int position, const PrefillKeys& keys, const Place& place,
+            StreamHandle stream) {
+  const auto kernel = hopper_kernel<T, Place>;
   static const bool built = [] {
     cudaFuncAttributes found{};
-    LODE_CUDA(cudaFuncGetAttributes(&found, hopper_kernel<T>));
+    LODE_CUDA(cudaFuncGetAttributes(&found, hopper_kernel<T, Place>));
     return found.maxThreadsPerBlock >= kHostThreads;
   }();
   if (!built) return false;
-  LODE_CUDA(cudaFuncSetAttribute(hopper_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
+  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
   const std::int64_t rows = std::int64_t{in.count} * (in.query_heads / in.layout.kv_heads);
   const dim3 grid(static_cast<unsigned>((rows + kRows - 1) / kRows),
                   static_cast<unsigned>(in.layout.kv_heads), static_cast<unsigned>(keys.parts));
-  hopper_kernel<T><<<grid, kHostThreads, kShared, stream>>>(in, position, keys);
+  kernel<<<grid, kHostThreads, kShared, stream>>>(in, position, keys, place);
   LODE_LAUNCHED();
   return true;
+}
+
+template <class Place>
+bool launch_for_type(const Queries& queries, int position, const PrefillKeys& keys, const Place& place,
+                     StreamHandle stream) {
+  if (queries.layout.type == DType::bf16)
+    return launch<__nv_bfloat16>(queries, position, keys, place, stream);
+  if (queries.layout.type == DType::f16) return launch<__half>(queries, position, keys, place, stream);
+  return false;
 }
 
 }  // namespace
 
 bool attend_prefill_hopper(const Queries& queries, std::int32_t position, const PrefillKeys& keys,
-                           StreamHandle stream) {
+                           StreamHandle stream, const StridedKv* kv) {
   static_assert(kBlockTokens % kKeys == 0, "a tile lies in one block of the store");
   if (queries.layout.head_dim != kDim || queries.layout.shared_rows) return false;
-  if (queries.layout.type == DType::bf16) return launch<__nv_bfloat16>(queries, position, keys, stream);
-  if (queries.layout.type == DType::f16) return launch<__half>(queries, position, keys, stream);
-  return false;
+  if (kv != nullptr) return launch_for_type(queries, position, keys, InCallersArrays{*kv}, stream);
+  return launch_for_type(queries, position, keys, InLayer{}, stream);
 }
 
 }  // namespace lode::cuda
