@@ -147,7 +147,7 @@ constexpr std::array<TensorName, 2> kPhi3Names = {{
 }};
 
 // SmolLM2 is a Llama.
-const std::array<Family, 18> kFamilies = {{
+const std::array<Family, 20> kFamilies = {{
     {.name = "Llama",
      .architecture = "LlamaForCausalLM",
      .gguf = "llama",
@@ -245,6 +245,19 @@ const std::array<Family, 18> kFamilies = {{
      .gguf = "deepseek2",
      .plan = plan_deepseek_v2,
      .own_names = kDeepseekNames,
+     .experts = true},
+    {.name = "GLM-4.7 Flash",
+     .architecture = "Glm4MoeLiteForCausalLM",
+     .gguf = "deepseek2",
+     .plan = plan_glm_lite,
+     .own_names = kDeepseekNames,
+     .experts = true},
+    {.name = "GLM-4 MoE",
+     .architecture = "Glm4MoeForCausalLM",
+     .gguf = "glm4moe",
+     .plan = plan_glm_moe,
+     .own_names = kGlmMoeNames,
+     .partial_rope = true,
      .experts = true},
 }};
 

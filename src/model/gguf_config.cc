@@ -84,6 +84,10 @@ void add_latent(const Keys& k, Json& json) {
   json["qk_nope_head_dim"] = k.integer("attention.key_length_mla") - turning;
   json["v_head_dim"] = k.integer("attention.value_length_mla");
   json["head_dim"] = turning;  // nothing else turns
+}
+
+/// Experts beside one that all tokens go through, behind some dense layers.
+void add_shared_experts(const Keys& k, Json& json) {
   json["num_nextn_predict_layers"] = json["mtp_num_hidden_layers"];
   if (k.has("leading_dense_block_count"))
     json["first_k_dense_replace"] = k.integer("leading_dense_block_count", 0);
@@ -300,6 +304,8 @@ ModelConfig config_of_gguf(const GgufModel& model) {
   add_rope(model, k, json);
   if (k.has("attention.sliding_window") && k.integer("attention.sliding_window", 0) > 0)
     json["sliding_window"] = k.integer("attention.sliding_window");
+  if (family.gguf == "deepseek2" || family.gguf == "glm4moe") add_shared_experts(k, json);
+  if (family.gguf == "glm4moe") json["use_qk_norm"] = model.tensors.contains("blk.0.attn_q_norm.weight");
   if (family.gguf == "gemma3") add_gemma(k, json);
   if (family.gguf == "gemma4") add_gemma4(model, k, json);
   if (k.has("ssm.conv_kernel")) {

@@ -9,6 +9,7 @@
 #include <array>
 #include <cmath>
 #include <optional>
+#include <span>
 
 #include "base/json.h"
 #include "base/text.h"
@@ -23,47 +24,89 @@ constexpr std::string_view kSpace = "\xe2\x96\x81";  // U+2581, SentencePiece's 
 
 enum class TokenKind { normal = 1, unknown, control, user_defined, unused, byte };
 
-// How texts are cut before BPE; a digit in front of kGpt2 is a piece of its own.
+// How texts are cut before BPE: the parts that match, and what lies between them.
+constexpr std::string_view kDigit = R"(\p{N})", kThreeDigits = R"(\p{N}{1,3})", kLineEnd = R"([\r\n])";
 constexpr std::string_view kGpt2 =
     R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 constexpr std::string_view kLlama3 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr std::string_view kQwen2 =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kQwen35 =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr std::string_view kTekken =
     R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr std::string_view kGpt4o =
     R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kKimi =
+    R"(\p{Han}+|[^\r\n\p{L}\p{N}]?(?:(?!\p{Han})[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}])*(?:(?!\p{Han})[\p{Ll}\p{Lm}\p{Lo}\p{M}])+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?(?:(?!\p{Han})[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}])+(?:(?!\p{Han})[\p{Ll}\p{Lm}\p{Lo}\p{M}])*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kDeepseekLetters =
+    R"(\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+)";
+constexpr std::string_view kDeepseekSigns = R"(\s?[!-/:-~！-／：-～‘-‟　-。]+)",
+                           kDeepseekHan = R"([一-龥ࠀ-一가-퟿]+)",
+                           kDeepseekKana = R"([一-龥぀-ゟ゠-ヿ]+)";
+constexpr std::string_view kDeepseek3 =
+    R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 struct Cutting {
   std::string_view name;  ///< tokenizer.ggml.pre
-  std::string_view regex;
-  bool single_digits = false;  ///< before the regex
-  bool nfc = false;            ///< texts are normalised first
-  bool whole_words = false;    ///< a piece that is a token needs no merges
-  bool bos = false;            ///< where the file does not say
+  /// Regular expressions, each of which cuts what the one before has left; "" for none.
+  std::array<std::string_view, 6> steps;
+  bool nfc = false;          ///< texts are normalised first
+  bool whole_words = false;  ///< a piece that is a token needs no merges
+  bool bos = false;          ///< where the file does not say
+
+  constexpr std::size_t count() const {
+    return static_cast<std::size_t>(std::ranges::find(steps, "") - steps.begin());
+  }
 };
 
-constexpr std::array<Cutting, 19> kCuttings = {{
-    {"gpt-2", kGpt2},
-    {"gpt2", kGpt2},
-    {"smollm", kGpt2, true},
-    {"starcoder", kGpt2, true},
-    {"refact", kGpt2, true},
-    {"command-r", kGpt2, true},
-    {"llama-bpe", kLlama3, false, false, true, true},
-    {"llama3", kLlama3, false, false, true, true},
-    {"llama-v3", kLlama3, false, false, true, true},
-    {"smaug-bpe", kLlama3, false, false, true, true},
-    {"dbrx", kLlama3},
-    {"qwen2", kQwen2, false, true},
-    {"deepseek-r1-qwen", kQwen2, false, true},
-    {"megrez", kQwen2, false, true},
-    {"stablelm2", kQwen2},
-    {"tekken", kTekken, false, false, true, true},
-    {"gpt-4o", kGpt4o},
-    {"phi-4-mini", kGpt4o},
-    {"phi-2", kGpt2},
+// Of names with one meaning the first is what is written.
+constexpr std::array<Cutting, 44> kCuttings = {{
+    {"gpt-2", {kGpt2}},
+    {"gpt2", {kGpt2}},
+    {"smollm", {kDigit, kGpt2}},
+    {"starcoder", {kDigit, kGpt2}},
+    {"refact", {kDigit, kGpt2}},
+    {"command-r", {kDigit, kGpt2}},
+    {"codeshell", {kDigit, kGpt2}},
+    {"exaone", {kDigit, kGpt2}},
+    {"minerva-7b", {kDigit, kGpt2}},
+    {"llama-bpe", {kLlama3}, false, true, true},
+    {"llama3", {kLlama3}, false, true, true},
+    {"llama-v3", {kLlama3}, false, true, true},
+    {"smaug-bpe", {kLlama3}, false, true, true},
+    {"falcon3", {kLlama3}, false, true, true},
+    {"pixtral", {kLlama3}, false, true, true},
+    {"lfm2", {kLlama3}, false, true, true},
+    {"dbrx", {kLlama3}},
+    {"glm4", {kLlama3}},
+    {"chatglm-bpe", {kLlama3}},
+    {"qwen2", {kQwen2}, true},
+    {"deepseek-r1-qwen", {kQwen2}, true},
+    {"megrez", {kQwen2}, true},
+    {"qwen35", {kQwen35}, true},
+    {"stablelm2", {kQwen2}},
+    {"hunyuan", {kQwen2}},
+    {"grok-2", {kQwen2}},
+    {"tekken", {kTekken}, false, true, true},
+    {"gpt-4o", {kGpt4o}},
+    {"phi-4-mini", {kGpt4o}},
+    {"llama4", {kGpt4o}},
+    {"kanana2", {kGpt4o}},
+    {"minimax-m2", {kGpt4o}},
+    {"kimi-k2", {kKimi}},
+    {"deepseek-llm", {kLineEnd, kDeepseekLetters, kDeepseekSigns, R"(\s+$)", kDeepseekHan, R"(\p{N}+)"}},
+    {"deepseek-coder", {kLineEnd, R"(\s?\p{L}+)", R"(\s?\p{P}+)", kDeepseekHan, kDigit}},
+    {"deepseek-v3", {kThreeDigits, kDeepseekKana, kDeepseek3}},
+    {"hunyuan-dense", {kThreeDigits, kDeepseekKana, kDeepseek3}},
+    {"joyai-llm", {kThreeDigits, kDeepseekKana, kDeepseek3}},
+    {"phi-2", {kGpt2}},
+    {"olmo", {kGpt2}},
+    {"gigachat", {kGpt2}},
+    {"exaone4", {kGpt2}},
+    {"trillion", {kGpt2}},
+    {"mellum", {kGpt2}},
 }};
 
 const Cutting& cutting_of(const GgufMetadata& m) {
@@ -191,8 +234,7 @@ Json byte_level_json(const GgufMetadata& m) {
         {"type", "Split"}, {"pattern", {{"Regex", regex}}}, {"behavior", "Isolated"}, {"invert", false}};
   };
   Json steps = Json::array();
-  if (cutting.single_digits) steps.push_back(split(R"(\p{N})"));
-  steps.push_back(split(cutting.regex));
+  for (std::size_t i = 0; i < cutting.count(); ++i) steps.push_back(split(cutting.steps[i]));
   steps.push_back({{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}});
   return {{"normalizer", cutting.nfc ? Json{{"type", "NFC"}} : Json()},
           {"pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", steps}}},
@@ -263,9 +305,9 @@ std::string tokenizer_json(const GgufMetadata& m) {
 }
 
 std::vector<TokenId> end_tokens(const GgufMetadata& m) {
-  constexpr std::array<std::string_view, 8> kEnds = {"<|eot_id|>",      "<|eom_id|>",    "<|im_end|>",
+  constexpr std::array<std::string_view, 9> kEnds = {"<|eot_id|>",      "<|eom_id|>",    "<|im_end|>",
                                                      "<|end|>",         "<|endoftext|>", "<end_of_turn>",
-                                                     "<|end_of_text|>", "<turn|>"};
+                                                     "<|end_of_text|>", "<turn|>",       "[EOT]"};
   std::vector<TokenId> ends;
   const auto texts = m.texts("tokenizer.ggml.tokens");
   const auto add = [&](TokenId id) {
@@ -283,10 +325,18 @@ std::vector<TokenId> end_tokens(const GgufMetadata& m) {
 
 namespace {
 
+/// Line ends as kCuttings spells them: some tokenizer.json have the characters themselves.
+std::string with_line_ends_spelled(std::string regex) {
+  for (const auto& [character, spelled] : {std::pair{'\r', R"(\r)"}, {'\n', R"(\n)"}})
+    for (std::size_t at = 0; (at = regex.find(character, at)) != std::string::npos; at += 2)
+      regex.replace(at, 1, spelled);
+  return regex;
+}
+
 /// What a tokenizer.json says of cutting texts.
 struct Cuts {
-  std::string regex;
-  bool single_digits = false, byte_level = false;
+  std::vector<std::string> steps;
+  bool byte_level = false;
 };
 
 void read_cuts(const Json& step, std::string_view where, Cuts& cuts) {
@@ -294,18 +344,14 @@ void read_cuts(const Json& step, std::string_view where, Cuts& cuts) {
   const std::string type = json_string(step, "type", where);
   if (type == "Sequence") {
     for (const Json& part : json_member(step, "pretokenizers")) read_cuts(part, where, cuts);
-  } else if (type == "Digits" && json_has(step, "individual_digits") &&
-             json_bool(step, "individual_digits", where)) {
-    cuts.single_digits = true;
+  } else if (type == "Digits") {
+    const bool each = json_has(step, "individual_digits") && json_bool(step, "individual_digits", where);
+    cuts.steps.emplace_back(each ? kDigit : R"(\p{N}+)");
   } else if (type == "Split") {
-    const std::string regex = json_string(json_member(step, "pattern"), "Regex", where);
-    if (regex == R"(\p{N})")
-      cuts.single_digits = true;
-    else
-      cuts.regex = regex;
+    cuts.steps.push_back(with_line_ends_spelled(json_string(json_member(step, "pattern"), "Regex", where)));
   } else if (type == "ByteLevel") {
     cuts.byte_level = true;
-    if (!json_has(step, "use_regex") || json_bool(step, "use_regex", where)) cuts.regex = kGpt2;
+    if (!json_has(step, "use_regex") || json_bool(step, "use_regex", where)) cuts.steps.emplace_back(kGpt2);
   }
 }
 
@@ -317,8 +363,8 @@ std::string_view cutting_name(const Json& tokenizer, std::string_view where) {
   const Json& model = json_member(tokenizer, "model");
   const bool whole = json_has(model, "ignore_merges") && json_bool(model, "ignore_merges", where);
   for (const Cutting& c : kCuttings) {
-    if (cuts.byte_level && c.regex == cuts.regex && c.single_digits == cuts.single_digits && c.nfc == nfc &&
-        c.whole_words == whole)
+    if (cuts.byte_level && std::ranges::equal(cuts.steps, std::span(c.steps).first(c.count())) &&
+        c.nfc == nfc && c.whole_words == whole)
       return c.name;
   }
   throw InputError(

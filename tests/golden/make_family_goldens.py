@@ -78,6 +78,13 @@ CASES["deepseek-v3"] = ("DeepseekV3", "deepseek2", {
     **LATENT, "q_lora_rank": 24, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
     "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16,
                         "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0, "beta_slow": 1.0}})
+GLM = dict(n_routed_experts=8, num_experts_per_tok=3, n_shared_experts=1, moe_intermediate_size=24, routed_scaling_factor=1.5,
+           num_hidden_layers=3, norm_topk_prob=True)
+CASES["glm4-lite"] = ("Glm4MoeLite", "deepseek2", {**{k: v for k, v in LATENT.items() if k != "first_k_dense_replace"}, **GLM,
+                                                   "q_lora_rank": 24})
+CASES["glm4-moe"] = ("Glm4Moe", "glm4moe", {**GLM, "head_dim": 12, "first_k_dense_replace": 1, "attention_bias": True, "use_qk_norm": True,
+                                            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0,
+                                                                "partial_rotary_factor": 0.5}})
 EXPERT_NAMES = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 PAIRS = {"llama", "mistral3", "smollm3", "granite"}  # their files have the rows of q and k in pairs
 NAMES = {
@@ -103,7 +110,7 @@ GEMMA_NAMES = {"post_attention_layernorm": "post_attention_norm", "pre_feedforwa
 
 
 def gguf_name(name: str, architecture: str) -> str:
-    own = {"gemma3": GEMMA_NAMES, **dict.fromkeys(("gpt-oss", *HYBRIDS), {"post_attention_layernorm": "post_attention_norm"})}
+    own = {"gemma3": GEMMA_NAMES, **dict.fromkeys(("gpt-oss", "glm4moe", *HYBRIDS), {"post_attention_layernorm": "post_attention_norm"})}
     names = {**NAMES, **own.get(architecture, {})}
     for ending, known in {"linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias"}.items():
         if name.endswith(ending):
@@ -240,17 +247,22 @@ def add_hybrid(writer: gguf.GGUFWriter, config) -> None:
     writer.add_full_attention_interval(4)
 
 
-def add_latent(writer: gguf.GGUFWriter, config, family: str) -> None:
+def add_latent(writer: gguf.GGUFWriter, config) -> None:
     writer.add_kv_lora_rank(config.kv_lora_rank)
     if config.q_lora_rank:
         writer.add_q_lora_rank(config.q_lora_rank)
     writer.add_key_length_mla(config.qk_nope_head_dim + config.qk_rope_head_dim)
     writer.add_value_length_mla(config.v_head_dim)
-    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+
+
+def add_shared_experts(writer: gguf.GGUFWriter, config, family: str) -> None:
+    dense = config.mlp_layer_types.count("dense") if family == "Glm4MoeLite" else config.first_k_dense_replace
+    writer.add_leading_dense_block_count(dense)
     writer.add_expert_shared_count(config.n_shared_experts)
     writer.add_expert_weights_scale(config.routed_scaling_factor)
-    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID if family == "DeepseekV3" else gguf.ExpertGatingFuncType.SOFTMAX)
-    if family == "DeepseekV3":
+    sigmoid = family != "DeepseekV2"
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID if sigmoid else gguf.ExpertGatingFuncType.SOFTMAX)
+    if sigmoid:
         writer.add_expert_group_count(config.n_group)
         writer.add_expert_group_used_count(config.topk_group)
         writer.add_expert_weights_norm(config.norm_topk_prob)
@@ -280,7 +292,9 @@ def write_gguf(folder: pathlib.Path, config, architecture: str, mxfp4: bool) -> 
     latent = architecture == "deepseek2"
     if latent:
         d = config.qk_rope_head_dim  # what turns
-        add_latent(writer, config, type(config).__name__.removesuffix("Config"))
+        add_latent(writer, config)
+    if latent or architecture == "glm4moe":
+        add_shared_experts(writer, config, type(config).__name__.removesuffix("Config"))
     writer.add_head_count_kv(1 if latent else config.num_key_value_heads)
     writer.add_key_length(config.kv_lora_rank + d if latent else d)
     writer.add_value_length(config.kv_lora_rank if latent else d)

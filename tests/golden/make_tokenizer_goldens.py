@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Writes tests/golden/tokenizers: one small tokenizer.json per family of models, and what Hugging Face's `tokenizers`
-(0.23) makes of texts chosen to hurt. Run by hand when a family or a text is added; needs PyPI tokenizers."""
+(0.23) makes of texts chosen to hurt. Run by hand when a family or a text is added: NAMEs of the
+new ones, or nothing for all; needs PyPI tokenizers."""
 import json
 import pathlib
 import random
+import sys
 import unicodedata
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -25,6 +27,18 @@ DEEPSEEK = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+QWEN35 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+NOT_HAN = r"(?:(?!\p{Han})%s)"
+KIMI = (
+    rf"\p{{Han}}+|[^\r\n\p{{L}}\p{{N}}]?{NOT_HAN % UPPER}*{NOT_HAN % LOWER}+{CONTRACTIONS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?{NOT_HAN % UPPER}+{NOT_HAN % LOWER}*{CONTRACTIONS}?|\p{{N}}{{1,3}}|" + REST
+)
+DEEPSEEK_LLM = [
+    r"[\r\n]",
+    r"\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃]+",
+    r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$",
+    r"[一-龥ࠀ-一가-퟿]+", r"\p{N}+",
+]
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
@@ -95,6 +109,10 @@ def families():
         pre_tokenizers.Sequence([pre_tokenizers.Digits(), byte_level(prefix=True, regex=True)])).to_str())
     yield "deepseek", json.loads(of_bytes(pre_tokenizers.Sequence(
         [split(r"\p{N}{1,3}"), split("[一-龥぀-ゟ゠-ヿ]+"), split(DEEPSEEK), byte_level()])).to_str())
+
+    yield "deepseek_llm", json.loads(of_bytes(pre_tokenizers.Sequence([*map(split, DEEPSEEK_LLM), byte_level()])).to_str())
+    yield "qwen35", json.loads(of_bytes(pre_tokenizers.Sequence([split(QWEN35), byte_level()]), normalizers.NFC()).to_str())
+    yield "kimi", json.loads(of_bytes(pre_tokenizers.Sequence([split(KIMI), byte_level()])).to_str())
 
     llama2 = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
                                 decoders.Strip(" ", 1, 0)])
@@ -182,13 +200,15 @@ def main():
     write = lambda name, value: (OUT / name).write_text(json.dumps(value, separators=(",", ":")) + "\n")
     write("texts.json", {"texts": cases, "assigned": ranges})
     for name, spec in families():
+        if len(sys.argv) > 1 and name not in sys.argv[1:]:
+            continue
         write(f"{name}.tokenizer.json", spec)
         t = Tokenizer.from_str(json.dumps(spec))
         golden = {"parsed": [t.encode(text).ids for text in cases]}
         golden["decoded"] = [fnv(t.decode(ids, skip_special_tokens=False).encode()) for ids in golden["parsed"]]
         t.encode_special_tokens = True
         golden["as_text"] = fnv(b"".join(of_ids(t.encode(text, add_special_tokens=False).ids) for text in cases))
-        if name in ("qwen", "nemo", "deepseek"):
+        if name in ("qwen", "nemo", "deepseek", "deepseek_llm", "qwen35", "kimi"):
             golden["characters"] = single_characters(t, ranges)
         write(f"{name}.golden.json", golden)
 

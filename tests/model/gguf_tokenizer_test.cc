@@ -92,7 +92,10 @@ TEST_P(ConvertedGolden, SameTokensAsTokenizers) {
 
 INSTANTIATE_TEST_SUITE_P(Cuttings, ConvertedGolden,
                          testing::Values(ConvertedCase{"llama3", "llama-bpe"}, ConvertedCase{"qwen", "qwen2"},
-                                         ConvertedCase{"smollm", "smollm"}, ConvertedCase{"gemma", nullptr}),
+                                         ConvertedCase{"smollm", "smollm"}, ConvertedCase{"gemma", nullptr},
+                                         ConvertedCase{"qwen35", "qwen35"}, ConvertedCase{"kimi", "kimi-k2"},
+                                         ConvertedCase{"deepseek", "deepseek-v3"},
+                                         ConvertedCase{"deepseek_llm", "deepseek-llm"}),
                          [](const auto& info) { return info.param.golden; });
 
 TEST(SentencePieceGolden, SameTokensAsSentencePiece) {

@@ -99,13 +99,17 @@ std::string name_of(const testing::TestParamInfo<const char*>& info) {
 
 INSTANTIATE_TEST_SUITE_P(Families, Golden,
                          testing::Values("llama3", "qwen", "nemo", "smollm", "prefix_space", "deepseek",
-                                         "llama2", "phi3", "mistral", "metaspace", "gemma", "unknown",
-                                         "split_removed", "split_merged_with_previous", "split_contiguous"),
+                                         "deepseek_llm", "qwen35", "kimi", "llama2", "phi3", "mistral",
+                                         "metaspace", "gemma", "unknown", "split_removed",
+                                         "split_merged_with_previous", "split_contiguous"),
                          name_of);
-INSTANTIATE_TEST_SUITE_P(Families, GoldenOfCharacters, testing::Values("qwen", "nemo", "deepseek"), name_of);
+INSTANTIATE_TEST_SUITE_P(Families, GoldenOfCharacters,
+                         testing::Values("qwen", "nemo", "deepseek", "deepseek_llm", "qwen35", "kimi"),
+                         name_of);
 INSTANTIATE_TEST_SUITE_P(Families, GoldenOfBytes,
                          testing::Values("llama3", "qwen", "nemo", "smollm", "prefix_space", "deepseek",
-                                         "split_removed", "split_merged_with_previous", "split_contiguous"),
+                                         "deepseek_llm", "qwen35", "kimi", "split_removed",
+                                         "split_merged_with_previous", "split_contiguous"),
                          name_of);
 
 }  // namespace

@@ -37,6 +37,21 @@ constexpr std::array<TensorName, kOwn + kShared> joined(const std::array<TensorN
   return all;
 }
 
+/// DeepSeek's names, which GLM has too: experts with a bias for their choice beside one that all tokens go through, and
+/// dense layers.
+inline constexpr auto kSharedExperts = joined(
+    std::array<TensorName, 8>{{
+        {Place::router, "model.layers.{}.mlp.gate.weight", "blk.{}.ffn_gate_inp.weight"},
+        {Place::choice_bias, "model.layers.{}.mlp.gate.e_score_correction_bias", "blk.{}.exp_probs_b.bias"},
+        {Place::gate, "model.layers.{}.mlp.shared_experts.gate_proj.weight", "blk.{}.ffn_gate_shexp.weight"},
+        {Place::up, "model.layers.{}.mlp.shared_experts.up_proj.weight", "blk.{}.ffn_up_shexp.weight"},
+        {Place::down, "model.layers.{}.mlp.shared_experts.down_proj.weight", "blk.{}.ffn_down_shexp.weight"},
+        {Place::gate, "model.layers.{}.mlp.gate_proj.weight", "blk.{}.ffn_gate.weight"},
+        {Place::up, "model.layers.{}.mlp.up_proj.weight", "blk.{}.ffn_up.weight"},
+        {Place::down, "model.layers.{}.mlp.down_proj.weight", "blk.{}.ffn_down.weight"},
+    }},
+    kUsualExperts);
+
 // A value of config.json, or `otherwise` where there is none.
 bool flag(const Json& json, const char* key, bool otherwise, std::string_view where);
 double number(const Json& json, const char* key, double otherwise, std::string_view where, double low,
@@ -68,12 +83,21 @@ void qwen_windows(const Json& json, ModelConfig& c, std::string_view where);
 void plan_mixtral(const Json& json, ModelConfig& c, std::string_view where);
 void plan_qwen3_moe(const Json& json, ModelConfig& c, std::string_view where);
 void plan_gpt_oss(const Json& json, ModelConfig& c, std::string_view where);
+void plan_glm_moe(const Json& json, ModelConfig& c, std::string_view where);
 /// How many experts there are, how many a token goes through, and how wide they are.
 void read_experts(const Json& json, ModelConfig& c, const char* count, std::string_view where);
 /// Which layers have experts in place of the feed-forward that all tokens go through: those of mlp_only_layers, and
 /// those that are no multiple of decoder_sparse_step, have none. `shared` is the width of an expert that all tokens
 /// go through beside the others.
 void set_expert_layers(const Json& json, ModelConfig& c, std::int64_t shared, std::string_view where);
+/// What a configuration of such a mixture means where it says nothing.
+struct SharedExpertsUsual {
+  const char* score;          ///< softmax or sigmoid
+  std::int64_t dense_layers;  ///< in front of those with experts
+};
+/// Experts beside one that all tokens go through, perhaps in groups, behind some dense layers.
+void read_shared_experts(const Json& json, ModelConfig& c, const SharedExpertsUsual& usual,
+                         std::string_view where);
 
 // Hybrids of recurrent layers and attention (families/hybrid.cc).
 void plan_qwen_hybrid(const Json& json, ModelConfig& c, std::string_view where);
@@ -82,12 +106,13 @@ extern const std::span<const TensorName> kQwenHybridNames;
 // Attention over latent rows (families/latent.cc).
 void plan_deepseek_v2(const Json& json, ModelConfig& c, std::string_view where);
 void plan_deepseek_v3(const Json& json, ModelConfig& c, std::string_view where);
+void plan_glm_lite(const Json& json, ModelConfig& c, std::string_view where);
 extern const std::span<const TensorName> kDeepseekNames;
 
 // Gemma 4 (families/gemma4.cc).
 void plan_gemma4(const Json& json, ModelConfig& c, std::string_view where);
 extern const std::span<const TensorName> kGemma4Names;
 
-extern const std::span<const TensorName> kMixtralNames, kQwenMoeNames, kGptOssNames;
+extern const std::span<const TensorName> kMixtralNames, kQwenMoeNames, kGptOssNames, kGlmMoeNames;
 
 }  // namespace lode
