@@ -59,6 +59,7 @@ RopeScaling::Kind scaling_kind(const std::string& name, std::string_view where) 
     if (name_of(kind) == name) return kind;
   }
   if (name == "su") return longrope;  // what Phi-3 called it first
+  if (name == "mrope") return none;   // of images: the three positions of a text's token are one
   throw InputError(fmt::format(
       "{}: RoPE scaling: expected default, linear, dynamic, yarn, llama3, longrope or proportional, "
       "found '{}'",

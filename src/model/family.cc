@@ -147,7 +147,7 @@ constexpr std::array<TensorName, 2> kPhi3Names = {{
 }};
 
 // SmolLM2 is a Llama.
-const std::array<Family, 20> kFamilies = {{
+const std::array<Family, 23> kFamilies = {{
     {.name = "Llama",
      .architecture = "LlamaForCausalLM",
      .gguf = "llama",
@@ -245,6 +245,21 @@ const std::array<Family, 20> kFamilies = {{
      .gguf = "deepseek2",
      .plan = plan_deepseek_v2,
      .own_names = kDeepseekNames,
+     .experts = true},
+    // Models that see, of which files hold the text model alone.
+    {.name = "Qwen2.5-VL",
+     .architecture = "Qwen2_5_VLForConditionalGeneration",
+     .gguf = "qwen2vl",
+     .plan = plan_qwen2},
+    {.name = "Qwen3-VL",
+     .architecture = "Qwen3VLForConditionalGeneration",
+     .gguf = "qwen3vl",
+     .plan = plan_qwen3},
+    {.name = "Qwen3-VL MoE",
+     .architecture = "Qwen3VLMoeForConditionalGeneration",
+     .gguf = "qwen3vlmoe",
+     .plan = plan_qwen3_moe,
+     .own_names = kQwenMoeNames,
      .experts = true},
     {.name = "GLM-4.7 Flash",
      .architecture = "Glm4MoeLiteForCausalLM",

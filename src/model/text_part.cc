@@ -14,11 +14,13 @@ namespace lode {
 
 namespace {
 
-constexpr std::array<std::pair<std::string_view, std::string_view>, 6> kTextModels = {{
+constexpr std::array<std::pair<std::string_view, std::string_view>, 8> kTextModels = {{
     {"gemma3_text", "Gemma3ForCausalLM"},
     {"gemma4_text", "Gemma4ForCausalLM"},
     {"mistral", "MistralForCausalLM"},
     {"ministral3", "Ministral3ForCausalLM"},
+    {"qwen2_5_vl_text", "Qwen2ForCausalLM"},
+    {"qwen3_vl_text", "Qwen3ForCausalLM"},
     {"qwen3_5_text", "Qwen3_5ForCausalLM"},
     {"qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"},
 }};

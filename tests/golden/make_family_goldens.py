@@ -85,6 +85,10 @@ CASES["glm4-lite"] = ("Glm4MoeLite", "deepseek2", {**{k: v for k, v in LATENT.it
 CASES["glm4-moe"] = ("Glm4Moe", "glm4moe", {**GLM, "head_dim": 12, "first_k_dense_replace": 1, "attention_bias": True, "use_qk_norm": True,
                                             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0,
                                                                 "partial_rotary_factor": 0.5}})
+CASES["qwen3-vl"] = ("Qwen3VL", "qwen3vl", dict(head_dim=12, rope_parameters={
+    "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2], "mrope_interleaved": True}))
+EYES = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32, patch_size=4, spatial_merge_size=1,
+            num_position_embeddings=16, deepstack_visual_indexes=[0])
 EXPERT_NAMES = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 PAIRS = {"llama", "mistral3", "smollm3", "granite"}  # their files have the rows of q and k in pairs
 NAMES = {
@@ -280,6 +284,12 @@ def add_experts(writer: gguf.GGUFWriter, config) -> None:
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
 
 
+def text_tensors(folder: pathlib.Path) -> dict[str, np.ndarray]:
+    """Of a model that sees those of its text model, as others call them."""
+    tensors = load_file(folder / "model.safetensors")
+    return {name.replace("model.language_model.", "model."): tensor for name, tensor in tensors.items() if ".visual." not in name}
+
+
 def write_gguf(folder: pathlib.Path, config, architecture: str, mxfp4: bool) -> None:
     path = folder / "model.gguf"
     writer = gguf.GGUFWriter(path, architecture)
@@ -310,8 +320,8 @@ def write_gguf(folder: pathlib.Path, config, architecture: str, mxfp4: bool) -> 
     add_experts(writer, config)
     if architecture in HYBRIDS:
         add_hybrid(writer, config)
-    for name, weight in stack_experts(load_file(folder / "model.safetensors")).items():
-        if name == "lm_head.weight" and config.tie_word_embeddings:
+    for name, weight in stack_experts(text_tensors(folder)).items():
+        if name == "lm_head.weight" and getattr(config, "tie_word_embeddings", False):
             continue
         if "mlp.experts." in name:
             for its_name, rows in gpt_oss_experts(name, weight).items():
@@ -366,8 +376,12 @@ def make(name: str, family: str, architecture: str | None, overrides: dict, seed
     shape = {**SHAPE, **overrides}
     if family == "Qwen3_5MoeText":  # its configurations give the width of experts alone
         del shape["intermediate_size"]
-    config = getattr(transformers, f"{family}Config")(**shape)
-    model = getattr(transformers, f"{family.replace('Text', '')}ForCausalLM")(config).eval()
+    if family == "Qwen3VL":
+        whole = transformers.Qwen3VLConfig(text_config=shape, vision_config=EYES)
+        config, model = whole.text_config, transformers.Qwen3VLForConditionalGeneration(whole).eval()
+    else:
+        config = getattr(transformers, f"{family}Config")(**shape)
+        model = getattr(transformers, f"{family.replace('Text', '')}ForCausalLM")(config).eval()
     with torch.no_grad():
         plus_one = 0.0 if family.startswith(("Gemma", "Qwen3_5", "Qwen3Next")) else 1.0
         for weight in [*model.parameters(), *(b for n, b in model.named_buffers() if n.endswith("correction_bias"))]:  # larger than a usual initialisation, so that attention is far from uniform

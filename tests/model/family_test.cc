@@ -114,7 +114,7 @@ INSTANTIATE_TEST_SUITE_P(Models, FamilyGolden,
                                          "mixtral", "qwen3-moe", "qwen3-moe-mixed", "gpt-oss",
                                          "gpt-oss-mxfp4", "qwen3-next", "qwen35", "qwen35-moe", "deepseek-v2",
                                          "deepseek-v3", "gemma3-seeing", "gemma4", "gemma4-moe", "glm4-lite",
-                                         "glm4-moe"),
+                                         "glm4-moe", "qwen3-vl"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');
