@@ -25,11 +25,11 @@ def table(name: str) -> list[str]:
     for text in FILES:
         alias = re.search(rf"\bconst std::span<const TensorName>[^;]*?\b{name} = (\w+)", text)
         here = re.search(rf"\b{alias.group(1) if alias else name} ?=", text)
-        if here is None or (alias is None and "std::array" not in text[here.start() - 80:here.start()]):
+        if here is None or (alias is None and not re.search("std::array|constexpr auto", text[here.start() - 80:here.start()])):
             continue
         body = text[here.end():text.index(";\n", here.end())]
         names = re.findall(r'"((?:blk\.|token_embd|output|per_layer)[^"]*)"', body)
-        return names + (table("kUsualExperts") if "kUsualExperts" in body else [])
+        return names + [n for shared in ("kUsualExperts", "kSharedExperts") if shared in body for n in table(shared)]
     raise SystemExit(f"no table {name}")
 
 
