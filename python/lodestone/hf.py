@@ -26,6 +26,7 @@ import os
 import re
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -68,6 +69,8 @@ class LodestoneLayer(DynamicLayer):
                 f"lodestone: expected keys and values of one size, found {key_states.shape[-1]} and {value_states.shape[-1]}: "
                 "the methods do not know latent attention (MLA)"
             )
+        if self.selector is not None and key_states.dtype == torch.float64:
+            raise InputError("lodestone: expected a model in float32, float16 or bfloat16, found float64")
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         old = self.get_seq_length()
@@ -82,7 +85,7 @@ class LodestoneLayer(DynamicLayer):
         self._k[:, :, old:tokens] = key_states
         self._v[:, :, old:tokens] = value_states
         self.keys, self.values = self._k[:, :, :tokens], self._v[:, :, :tokens]
-        setattr(self.keys, _MARK, self)
+        setattr(self.keys, _MARK, weakref.ref(self))  # no cycle: a dropped document gives its memory back at once
         return self.keys, self.values
 
     def _reserve(self, tokens: int, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -90,12 +93,15 @@ class LodestoneLayer(DynamicLayer):
             return
         capacity = max(256, self._expected + 256, 2 * tokens if self._k is not None else tokens + 256)
         old = self.get_seq_length()
-        for name, like in (("_k", k), ("_v", v)):
-            grown = torch.empty((*like.shape[:2], capacity, like.shape[-1]), dtype=like.dtype, device=like.device)
-            before = getattr(self, name)
+        grown = []  # both before either is taken: there may be memory for one alone
+        for like, before in ((k, self._k), (v, self._v)):
+            rows = torch.empty((*like.shape[:2], capacity, like.shape[-1]), dtype=like.dtype, device=like.device)
             if before is not None:
-                grown[:, :, :old] = before[:, :, :old]
-            setattr(self, name, grown)
+                rows[:, :, :old] = before[:, :, :old]
+                if before.is_cuda:  # and goes now, which the stream that made it does not know of
+                    before.record_stream(torch.cuda.current_stream(before.device))
+            grown.append(rows)
+        self._k, self._v = grown
 
     def cut(self, tokens: int) -> None:
         """Back to the first `tokens` rows; their memory stays for reuse."""
@@ -132,7 +138,8 @@ def _attention(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """query [B, Hq, T, d], key and value [B, Hkv, S, d] -> [B, T, Hq, d]."""
-    layer: LodestoneLayer | None = getattr(key, _MARK, None)
+    mark: Callable[[], LodestoneLayer | None] | None = getattr(key, _MARK, None)
+    layer = None if mark is None else mark()
     selector = layer.selector if layer is not None else None
     for name in ("softcap", "s_aux"):  # before the prefill, not after it
         if selector is not None and kwargs.get(name) is not None:
@@ -154,7 +161,7 @@ def _attention(
     if query.device.type == "cpu":
         output = torch.from_numpy(selector.attend(_rows(query), begin, key[0], value[0]))
     else:
-        output = torch.empty(query.shape[2], query.shape[1], query.shape[3], device=query.device)  # float32
+        output = torch.empty(query.shape[2], query.shape[1], query.shape[3], dtype=torch.float32, device=query.device)
         selector.attend(_rows(query), begin, key[0], value[0], stream=_stream(query), out=output)
     return output.to(query.dtype)[None], None
 
@@ -166,9 +173,13 @@ def _stream(x: torch.Tensor) -> torch.cuda.Stream | None:
 
 def _hides_nothing(mask: torch.Tensor) -> bool:
     """Whether the last query of a mask sees all; asked once for all layers of a step, since a GPU must be waited for."""
-    if not hasattr(mask, _SEEN):
-        setattr(mask, _SEEN, bool(_kept(mask[0, 0, -1])))
-    return bool(getattr(mask, _SEEN))
+    if mask.is_inference():  # which does not count how often it was written to
+        return bool(_kept(mask[0, 0, -1]))
+    version, kept = getattr(mask, _SEEN, (None, False))
+    if version != mask._version:
+        kept = bool(_kept(mask[0, 0, -1]))
+        setattr(mask, _SEEN, (mask._version, kept))
+    return kept
 
 
 def _kept(mask: torch.Tensor) -> torch.Tensor:
@@ -215,12 +226,15 @@ class HfDocument:
         self.cache = cache
         self._states = {i: _state(layer) for i, layer in enumerate(cache.layers) if not isinstance(layer, LodestoneLayer)}
         self._turn = threading.RLock()  # one cache, one question at a time
+        self._settle()
 
     @property
     def tokens(self) -> int:
         """How many tokens it has."""
         return int(self.input_ids.shape[1])
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def ask(self, question_ids: torch.Tensor, max_new_tokens: int | None = None, **generate: Any) -> torch.Tensor:
         """Generates after the document and the question [1, n]; returns the new tokens [m] and rolls the cache back.
 
@@ -229,6 +243,12 @@ class HfDocument:
         drafts and whatever reads the document once more.
         """
         question_ids = self.attached.ids_here("ask", "question ids [1, n], n > 0", question_ids)
+        self.attached.check_attention("ask")
+        if question_ids.device != self.input_ids.device:
+            raise InputError(
+                f"ask: expected the model on {self.input_ids.device}, where it read the document, found it on {question_ids.device}: "
+                "read() it again, or save() it before the model moves and load() it then"
+            )
         for name in ("input_ids", "inputs", "inputs_embeds", "attention_mask", "position_ids", "cache", "past_key_values"):
             if name in generate:
                 raise InputError(f"ask: expected what generate() takes besides ids, mask and cache, found '{name}'")
@@ -263,8 +283,17 @@ class HfDocument:
                     raise InputError("ask: expected a kind of generation that goes on behind the cache, found one that reads all again")
             finally:
                 self.roll_back()
+                self._settle()
         return tokens[0, ids.shape[1] :]
 
+    def _settle(self) -> None:
+        """Waits for GPUs: whoever asks next may do so in another stream, and finds all of the cache written."""
+        for device in {layer.keys.device for layer in self.cache.layers if isinstance(layer, LodestoneLayer) and layer.indexed > 0}:
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def roll_back(self) -> None:
         """Puts the cache back to the document: full-attention layers are cut, the others get the state that they had."""
         with self._turn:
@@ -285,12 +314,13 @@ class HfDocument:
 
         with self._turn:
             self.roll_back()
-            tensors = {"input_ids": self.input_ids.contiguous()}
+            tensors = {"input_ids": self.input_ids.cpu().contiguous()}
             plain: dict[str, Any] = {}  # what is no tensor
             for i, layer in enumerate(self.cache.layers):
                 if isinstance(layer, LodestoneLayer):
-                    tensors[f"layers.{i}.keys"] = layer.keys.contiguous()
-                    tensors[f"layers.{i}.values"] = layer.values.contiguous()
+                    # To the CPU one by one: a GPU need not have room for a copy of all.
+                    tensors[f"layers.{i}.keys"] = layer.keys.cpu().contiguous()
+                    tensors[f"layers.{i}.values"] = layer.values.cpu().contiguous()
                 else:
                     _flatten(f"layers.{i}", self._states[i], tensors, plain)
         about = {"spec": self.attached.spec, "model": self.attached.fingerprint, "state": json.dumps(plain)}
@@ -308,7 +338,7 @@ class HfDocument:
 def _flatten(name: str, value: Any, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
     """Names every tensor and every plain value of a nested state; devices and types follow from the tensors."""
     if isinstance(value, torch.Tensor):
-        tensors[name] = value.contiguous()
+        tensors[name] = value.cpu().contiguous()
     elif isinstance(value, dict):
         for key, item in value.items():
             _flatten(f"{name}.{key}", item, tensors, plain)
@@ -389,13 +419,19 @@ class Attached:
         if ids.dtype not in (torch.int64, torch.int32):
             raise InputError(f"{who}: expected {expected} as int64 or int32, found {ids.dtype}")
         embeddings = self.model.get_input_embeddings()
-        here = embeddings.weight.device
+        here = getattr(embeddings, "weight", next(self.model.parameters())).device
         if ids.device not in (here, torch.device("cpu")):
             raise InputError(f"{who}: expected {expected} on {here}, as the model, or on the CPU, found them on {ids.device}")
         vocab = getattr(embeddings, "num_embeddings", None)
         if int(ids.min()) < 0 or (vocab is not None and int(ids.max()) >= vocab):
             raise InputError(f"{who}: expected token ids from 0 to {(vocab or 0) - 1}, found {int(ids.min())} to {int(ids.max())}")
         return ids.to(here)
+
+    def check_attention(self, who: str) -> None:
+        """InputError where the model's attention is not ours any more: it would attend densely, and nobody would know."""
+        found = self._config._attn_implementation
+        if found != _NAME:
+            raise InputError(f"{who}: expected the attention that attach() gave the model, found '{found}'; call attach() again")
 
     def _selector(self, layer: int) -> Selector | None:
         if self.spec == "full":
@@ -424,11 +460,12 @@ class Attached:
         return int(kv_heads), int(head_dim)
 
     def _device_of(self, layer: int) -> torch.device:
-        """Where a layer's weights are."""
+        """Where a layer computes: where its weights are, or with the embeddings where they are offloaded."""
         for module in self.model.get_decoder().modules():
             if getattr(module, "layer_idx", None) == layer:
                 for parameter in module.parameters():
-                    return torch.device(parameter.device)
+                    if parameter.device.type != "meta":
+                        return torch.device(parameter.device)
         return torch.device(self.model.get_input_embeddings().weight.device)
 
     def new_cache(self, tokens: int = 0) -> Cache:
@@ -448,6 +485,7 @@ class Attached:
             raise InputError(f"attach: expected a model with full-attention layers, found none among {len(cache.layers)}")
         return cache
 
+    @torch.inference_mode(False)  # whose tensors could not be written to outside of it
     @torch.no_grad()
     def read(self, input_ids: torch.Tensor, chunk: int = 512) -> HfDocument:
         """Prefills ids [1, tokens] with dense attention in chunks of so many tokens, and indexes them.
@@ -463,6 +501,7 @@ class Attached:
         self._index(cache)
         return HfDocument(self, input_ids, cache)
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def logits(self, input_ids: torch.Tensor, sparse_tokens: int) -> torch.Tensor:
         """Logits [1, T, V] of ids [1, T] whose last `sparse_tokens` attend by the spec, the ones before densely.
@@ -470,6 +509,7 @@ class Attached:
         InputError for other shapes, ids that the model does not have, and sparse_tokens below 1.
         """
         input_ids = self.ids_here("logits", "ids [1, T]", input_ids)
+        self.check_attention("logits")
         if sparse_tokens < 1:
             raise InputError(f"logits: expected sparse_tokens of 1 or more, found {sparse_tokens}")
         dense = input_ids.shape[1] - sparse_tokens
@@ -481,6 +521,8 @@ class Attached:
         last = self.model(input_ids=input_ids[:, dense:], use_cache=True, **{self.cache_argument: cache}).logits
         return torch.cat([first, last], dim=1)
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def load(self, path: str | os.PathLike[str]) -> HfDocument:
         """Opens what HfDocument.save wrote for this model, and indexes it. InputError for a file of another model, or not whole."""
         from safetensors import SafetensorError, safe_open
@@ -502,7 +544,7 @@ class Attached:
         for i, layer in enumerate(cache.layers):
             if not isinstance(layer, LodestoneLayer):
                 state = {name: None for name in _names(f"layers.{i}.", tensors, plain)} | vars(layer)
-                like = tensors[f"layers.{_full_layers(cache)[0]}.keys"].to(self._device_of(i))
+                like = torch.empty(0, dtype=tensors[f"layers.{_full_layers(cache)[0]}.keys"].dtype, device=self._device_of(i))
                 layer.__dict__.update({name: _fill(f"layers.{i}.{name}", value, like, tensors, plain) for name, value in state.items()})
                 continue
             if layer.selector is not None and layer.selector.wants_prompt:

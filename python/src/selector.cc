@@ -233,6 +233,8 @@ class PySelector {
     const int device = *layers.front()->on_gpu_->device();
     std::vector<SelectorOnGpu*> on_gpu;
     std::vector<Selector*> selectors;
+    const MethodInfo& info = find_method(layers.front()->spec_.name);
+    if (!info.finish) return;  // wherever layers are
     for (std::size_t i = 0; i < layers.size(); ++i) {
       layers[i]->process_.check("Selector");
       if (layers[i]->on_gpu_->device() != device || gpu_of(ks[i]) != device)
@@ -242,8 +244,6 @@ class PySelector {
       on_gpu.push_back(layers[i]->on_gpu_.get());
       selectors.push_back(layers[i]->selector_.get());
     }
-    const MethodInfo& info = find_method(layers.front()->spec_.name);
-    if (!info.finish) return;
     const std::uintptr_t handle = stream_handle(stream);
     const nb::gil_scoped_release release;
     const auto locks = locked(layers);

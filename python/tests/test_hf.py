@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiny random models of transformers under every kind of selector; skipped without torch and transformers."""
 
+import gc
 import threading
+import weakref
 
 import pytest
 
@@ -177,6 +179,85 @@ def test_a_mask_that_hides_parts_of_a_document_is_refused():
     mask[:, :20] = 0
     with pytest.raises(lodestone.InputError, match="mask"), torch.no_grad():
         model(input_ids=torch.randint(2, 200, (1, 5)), attention_mask=mask, **{attached.cache_argument: document.cache})
+
+
+def test_a_mask_that_was_written_to_is_looked_at_again():
+    model, ids, question = tiny("llama"), torch.randint(2, 200, (1, 50)), torch.randint(2, 200, (1, 5))
+    document = hf.attach(model, "topk:k=20,window=16,dense_layers=0").read(ids)
+    mask = torch.ones(5, 55).tril(50).bool()[None, None]
+    given = {"input_ids": question, "attention_mask": mask, document.attached.cache_argument: document.cache}
+    for inference in (False, True):
+        with torch.no_grad(), torch.inference_mode(inference):
+            given["attention_mask"] = mask.clone()
+            model(**given)
+            document.roll_back()
+            given["attention_mask"][..., :20] = False
+            with pytest.raises(lodestone.InputError, match="mask"):
+                model(**given)
+            document.roll_back()
+
+
+def test_a_dropped_document_gives_its_memory_back_at_once():
+    document = hf.attach(tiny("llama"), "topk:k=20,window=16").read(torch.randint(2, 200, (1, 50)))
+    document.ask(torch.randint(2, 200, (1, 5)), max_new_tokens=2)
+    layers = [weakref.ref(layer) for layer in document.cache.layers]
+    gc.disable()
+    try:
+        del document
+        assert all(layer() is None for layer in layers)
+    finally:
+        gc.enable()
+
+
+def test_memory_that_ends_while_a_document_grows_leaves_it_whole(monkeypatch):
+    document = hf.attach(tiny("llama"), "topk:k=20,window=16").read(torch.randint(2, 200, (1, 50)))
+    question, longer = torch.randint(2, 200, (1, 5)), torch.randint(2, 200, (1, 300))
+    want, empty, rooms = document.ask(question, max_new_tokens=4), torch.empty, []
+
+    def for_one_alone(*args, **kwargs):
+        if isinstance(args[0], tuple) and len(args[0]) == 4:
+            rooms.append(args[0])
+            if len(rooms) == 2:
+                raise torch.OutOfMemoryError("full")
+        return empty(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "empty", for_one_alone)
+    with pytest.raises(torch.OutOfMemoryError):
+        document.ask(longer, max_new_tokens=4)
+    monkeypatch.undo()
+    assert torch.equal(document.ask(question, max_new_tokens=4), want)
+    assert len(document.ask(longer, max_new_tokens=4)) == 4
+
+
+@pytest.mark.parametrize("family", ["gemma3", "qwen3_5"])
+def test_inference_mode_in_some_calls_and_not_in_others(family, tmp_path):
+    attached = hf.attach(tiny(family), "topk:k=20,window=16")
+    ids, question = torch.randint(2, 200, (1, 50)), torch.randint(2, 200, (1, 5))
+    with torch.inference_mode():
+        document = attached.read(ids)
+        document.save(tmp_path / "d.safetensors")
+        loaded = attached.load(tmp_path / "d.safetensors")
+    want = document.ask(question, max_new_tokens=4)
+    with torch.inference_mode():
+        assert torch.equal(document.ask(question, max_new_tokens=4), want)
+    assert torch.equal(document.ask(question, max_new_tokens=4), want) and torch.equal(loaded.ask(question, max_new_tokens=4), want)
+
+
+def test_a_model_that_changed_behind_a_document_is_named():
+    model = tiny("llama")
+    attached = hf.attach(model, "topk:k=20,window=16")
+    document, question = attached.read(torch.randint(2, 200, (1, 50))), torch.randint(2, 200, (1, 5))
+    model.set_attn_implementation("sdpa")
+    for use in (lambda: document.ask(question), lambda: attached.logits(question, 2)):
+        with pytest.raises(lodestone.InputError, match="'sdpa'; call attach"):
+            use()
+    hf.attach(model, "topk:k=20,window=16")
+    assert len(document.ask(question, max_new_tokens=2)) == 2
+    model.to("meta")
+    with pytest.raises(lodestone.InputError, match="on cpu, where it read the document, found it on meta"):
+        document.ask(question)
+    with pytest.raises(lodestone.InputError, match="float64"):
+        hf.attach(tiny("llama").double(), "topk:k=20").read(torch.randint(2, 200, (1, 50)))
 
 
 def test_a_layer_is_cropped_in_either_way_of_transformers():

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models of transformers on a GPU; skipped where there is none, and without torch and transformers."""
 
+import gc
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -101,6 +103,29 @@ def test_what_cannot_be_is_said_in_a_sentence():
         hf.attach(model, "infllm:dense_layers=0").read(ids_of(50))
     with pytest.raises(lodestone.InputError, match="NVIDIA"):
         hf.attach(tiny("llama").to("meta"), "topk:k=20")
+
+
+def test_pytorchs_default_type_may_be_another():
+    document, question = hf.attach(on_gpu("llama"), "topk:k=20,window=16").read(ids_of(200)), ids_of(5)
+    want = document.ask(question, max_new_tokens=6)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert torch.equal(document.ask(question, max_new_tokens=6), want)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_memory_of_dropped_documents_is_there_at_once():
+    attached = hf.attach(on_gpu("llama"), "topk:k=20,window=16")
+    attached.read(ids_of(3000))
+    before = torch.cuda.memory_allocated()
+    gc.disable()
+    try:
+        for _ in range(3):
+            attached.read(ids_of(3000)).ask(ids_of(5), max_new_tokens=2)
+        assert torch.cuda.memory_allocated() == before
+    finally:
+        gc.enable()
 
 
 def test_pipeline():

@@ -385,10 +385,10 @@ void LayerSelector::make_room(std::int64_t tokens, std::int64_t queries, const c
       room.step == room_.step)
     return;
   wait(stream);
-  chooser_.reset();
-  chooser_ = made(room, stream);
-  room_ = room;
+  chooser_.reset();  // made last: while there is one, room_ counts and its memory is there
   places_ = cuda::Buffer(room.step * std::int64_t{sizeof(cuda::QueryToken)}, "the places of queries");
+  room_ = room;
+  chooser_ = made(room, stream);
   if (device_keys_ == nullptr && chooser_->needs_host_index())
     device_keys_ = make_device_keys([this] { return keys(taken_); }, geometry_.query_heads,
                                     [] { return gpu_info().free_bytes; });

@@ -10,6 +10,7 @@
 
 #include "base/threads.h"
 #include "kernels/kernels.h"
+#include "lodestone/error.h"
 
 namespace lode {
 namespace {
@@ -47,6 +48,11 @@ ContextOptions with_room(const Model& model, ContextOptions options, std::int64_
   options.max_tokens = tokens;
   const std::int64_t own = model.config().max_positions;
   if (tokens > own) {
+    if (const RopeScaling& scaling = model.config().rope_scaling; scaling.kind != RopeScaling::Kind::none)
+      throw InputError(fmt::format(
+          "expected at most {} tokens, the model's positions, found a need for {}: its RoPE has a "
+          "scaling of its own, so a bench cannot go beyond them",
+          own, tokens));
     options.rope_factor = std::ceil(static_cast<double>(tokens) / static_cast<double>(own));
     note(
         fmt::format("{} tokens are more than the model's {} positions: its RoPE is scaled by {}, which "

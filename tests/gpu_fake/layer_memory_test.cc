@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// A layer of another engine's where the GPU's memory ends in the middle of a call.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+
+#include "base/out_of_memory.h"
+#include "base/rng.h"
+#include "base/threads.h"
+#include "gpu/select/layer_selector.h"
+#include "lodestone/attend.h"
+#include "lodestone/engine.h"
+#include "play.h"
+
+namespace lode {
+namespace {
+
+constexpr int kHeads = 2, kDim = 32;
+constexpr std::int64_t kRows = 400, kBuilt = 300, kTokens = kRows - kBuilt, kNumbers = kRows * kHeads * kDim;
+
+struct Layer {
+  cuda::Buffer kv{2 * kNumbers * 4, "a test"}, q{kNumbers * 4, "a test"}, out{kNumbers * 4, "a test"};
+  cuda::Stream stream;
+  cuda::CallerStream caller = {0, stream.get()};
+  ThreadPool pool{1};
+  std::shared_ptr<const Rope> rope = make_rope(std::vector<float>(kDim / 2, 0.01f), kDim);
+  Spec spec = parse_spec("quest:budget=64,sink=2,window=16");
+  LayerGeometry geometry = {.layer = 0,
+                            .query_heads = kHeads,
+                            .kv_heads = kHeads,
+                            .head_dim = kDim,
+                            .scale = 1.0f / std::sqrt(static_cast<float>(kDim)),
+                            .dense = spec.dense,
+                            .rope = rope.get(),
+                            .pool = &pool,
+                            .seed = 5,
+                            .covered = {}};
+  std::unique_ptr<Selector> host = find_method(spec.name).make(spec, geometry, "");
+  LayerSelector gpu{spec, geometry, *host, 0};
+
+  Layer() {
+    Rng rng(7);
+    for (const cuda::Buffer* to : {&kv, &q}) {
+      std::vector<float> numbers(static_cast<std::size_t>(to->bytes() / 4));
+      for (float& number : numbers) number = static_cast<float>(rng.normal());
+      cuda::copy_and_wait(to->as<void>(), numbers.data(), to->bytes(), caller);
+    }
+  }
+  CallerRows rows(std::int64_t tokens) const {
+    constexpr std::int64_t kRow = kDim * 4;
+    const char* const k = kv.as<char>();
+    return {.kv = {k, k + kNumbers * 4, kRow, kRow, kRow * kHeads, kRow * kHeads, tokens},
+            .type = DType::f32};
+  }
+  std::vector<float> answer() {
+    gpu.attend({q.as<float>(), kBuilt, kTokens}, rows(kRows), out.as<float>(), nullptr, caller);
+    std::vector<float> found(static_cast<std::size_t>(kTokens * kHeads * kDim));
+    cuda::copy_and_wait(found.data(), out.as<void>(), std::ssize(found) * 4, caller);
+    return found;
+  }
+};
+
+TEST(LayerMemory, CallsThatFailedForWantOfItAreMadeAgain) {
+  Layer plenty;
+  plenty.gpu.build(plenty.rows(kBuilt), plenty.caller);
+  const std::vector<float> expected = plenty.answer();
+  Layer layer;
+  const auto until_it_fits = [](const std::function<void()>& call) {
+    int failed = 0;
+    for (std::int64_t more = 0; more < 1 << 24; more += 1 << 10) {
+      cuda::play_memory(cuda::play_memory(0) + more);
+      try {
+        call();
+        cuda::play_memory(cuda::kPlayedMemory);
+        return failed;
+      } catch (const OutOfDeviceMemory&) {
+        ++failed;
+      }
+    }
+    ADD_FAILURE() << "it never fitted";
+    return failed;
+  };
+  EXPECT_GT(until_it_fits([&] { layer.gpu.build(layer.rows(kBuilt), layer.caller); }), 0);
+  EXPECT_GT(until_it_fits([&] { EXPECT_EQ(layer.answer(), expected); }), 0);
+  EXPECT_EQ(layer.answer(), expected);
+  cuda::play_memory(cuda::kPlayedMemory);
+}
+
+}  // namespace
+}  // namespace lode
