@@ -5,9 +5,12 @@
     document = attached.read(tokenizer(text, return_tensors="pt").input_ids)
     tokens = document.ask(tokenizer(question, return_tensors="pt", add_special_tokens=False).input_ids, max_new_tokens=32)
 
-A document is prefilled with the model's own SDPA attention and indexed once. Questions and answers then attend sparsely in every
-full-attention layer. Layers with a sliding window (Gemma 3) or a recurrent state (Qwen3.5) stay as they are. After each answer
+A document is prefilled with dense attention and indexed once. Questions and answers then attend sparsely in every full-attention
+layer. Layers with a sliding window (Gemma 3, gpt-oss) or a recurrent state (Qwen3.5) stay as they are. After each answer
 the cache goes back to the document: rows are cut off, and the other layers' states are put back as they were.
+
+Dense attention is SDPA, or while a document is read `lodestone.attend_causal`: on a GPU in 16 bits, where that is faster, and for the
+attention sinks of gpt-oss, which SDPA does not know. Everything else of gpt-oss takes the model's own eager attention.
 
 On a GPU (`model.to("cuda")`, in a package that was built with CUDA) indexes lie on it and keys are chosen there, in PyTorch's stream;
 each layer's keys and values are held twice, in the cache and in the blocks that our kernels read.
@@ -24,6 +27,7 @@ import inspect
 import json
 import os
 import re
+import sys
 import threading
 import warnings
 import weakref
@@ -37,16 +41,17 @@ from transformers.cache_utils import Cache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from . import InputError, RunError, Selector, _many, finish
+from . import InputError, RunError, Selector, _many, attend_causal, finish
 from . import cuda as _cuda
 
 __all__ = ["Attached", "HfDocument", "LodestoneLayer", "attach", "pipeline"]
 
 _NAME = "lodestone"
+_WITH_SINKS = ("gpt_oss",)  # model types whose attention has sinks, which SDPA does not know
 # What a config says that no key and no value depends on.
 _OF_NO_KEYS = re.compile(r"_|attn_implementation|dtype|torch_dtype|transformers_version|architectures|use_cache|output_|return_dict|.*_token_id|id2label|label2id|problem_type|chunk_size")
 _MARK = "_lodestone_layer"
-_SEEN = "_lodestone_hides_nothing"
+_SEEN = "_lodestone_is_causal"
 
 
 class LodestoneLayer(DynamicLayer):
@@ -136,29 +141,34 @@ def _attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """query [B, Hq, T, d], key and value [B, Hkv, S, d] -> [B, T, Hq, d]."""
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """query [B, Hq, T, d], key and value [B, Hkv, S, d] -> [B, T, Hq, d]; the weights too where the model's own attention ran."""
     mark: Callable[[], LodestoneLayer | None] | None = getattr(key, _MARK, None)
     layer = None if mark is None else mark()
     selector = layer.selector if layer is not None else None
-    for name in ("softcap", "s_aux"):  # before the prefill, not after it
-        if selector is not None and kwargs.get(name) is not None:
-            raise InputError(f"lodestone: expected plain softmax attention, found '{name}', which sparse attention here does not know")
+    sinks: torch.Tensor | None = kwargs.get("s_aux")  # [Hq]
+    if selector is not None and kwargs.get("softcap") is not None:  # before the prefill, not after it
+        raise InputError("lodestone: expected plain softmax attention, found 'softcap', which sparse attention here does not know")
+    begin = key.shape[2] - query.shape[2]
     if layer is None or selector is None or layer.indexed == 0:
         if selector is not None and selector.wants_prompt and query.shape[0] == 1:
-            tokens = query.shape[2]
-            new = _rows(query), _rows(key[:, :, -tokens:]), _rows(value[:, :, -tokens:])
-            selector.observe(*new, key.shape[2] - tokens, stream=_stream(query))
-        output, _ = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
-        )
+            selector.observe(_rows(query), _rows(key[:, :, begin:]), _rows(value[:, :, begin:]), begin, stream=_stream(query))
+        reads = layer is not None and query.shape[0] == 1 and not query.requires_grad and kwargs.get("softcap") is None
+        if reads and (sinks is not None or _on_matrix_unit(query)) and _is_causal(attention_mask):
+            output = _with_sinks(sinks, query, attend_causal, _rows(query), key[0], value[0], scaling)
+            return output.to(query.dtype)[None], None
+        if sinks is not None:
+            return _eager(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
+        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
         return output, None
     if query.shape[0] != 1:
         raise InputError(f"lodestone: expected one sequence after an indexed document, found a batch of {query.shape[0]}")
-    if attention_mask is not None and not _hides_nothing(attention_mask):
-        raise InputError("lodestone: expected every token of the document and after it to be seen, found a mask that hides some")
-    begin = key.shape[2] - query.shape[2]
-    if query.device.type == "cpu":
+    if not _is_causal(attention_mask):
+        raise InputError("lodestone: expected every token to see all tokens up to itself and no more, found another mask")
+    if sinks is not None:
+        attend = functools.partial(selector.attend, return_lse=True)
+        output = _with_sinks(sinks, query, attend, _rows(query), begin, key[0], value[0])
+    elif query.device.type == "cpu":
         output = torch.from_numpy(selector.attend(_rows(query), begin, key[0], value[0]))
     else:
         output = torch.empty(query.shape[2], query.shape[1], query.shape[3], dtype=torch.float32, device=query.device)
@@ -166,25 +176,56 @@ def _attention(
     return output.to(query.dtype)[None], None
 
 
+def _on_matrix_unit(query: torch.Tensor) -> bool:
+    """Whether our own kernel reads a chunk of a document faster than SDPA, which copies keys for every query head there."""
+    few = 8  # tokens
+    return query.device.type == "cuda" and query.dtype in (torch.float16, torch.bfloat16) and query.shape[2] > few
+
+
+def _with_sinks(sinks: torch.Tensor | None, query: torch.Tensor, attend: Callable[..., Any], *args: Any) -> torch.Tensor:
+    """What `attend(*args)` gives, float32 [T, Hq, d], with exp(sink) of each head [Hq] added to its softmax's denominator."""
+    if query.device.type == "cpu":
+        output, lse = map(torch.from_numpy, attend(*args))
+    else:
+        output = torch.empty(query.shape[2], query.shape[1], query.shape[3], dtype=torch.float32, device=query.device)
+        lse = torch.empty(output.shape[:2], dtype=torch.float32, device=query.device)
+        attend(*args, stream=_stream(query), out=(output, lse))
+    if sinks is None:
+        return output
+    # exp(lse) / (exp(lse) + exp(sink)); exp(lse) is the denominator without it.
+    return output * torch.sigmoid(lse - sinks.detach())[..., None]
+
+
+def _eager(
+    module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **kwargs: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The attention in the model's own file, which adds its mask to the scores; here the mask is SDPA's: bool, and none is causal."""
+    if mask is None and query.shape[2] > 1:
+        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, torch.finfo(query.dtype).min)
+    found: tuple[torch.Tensor, torch.Tensor] = sys.modules[type(module).__module__].eager_attention_forward(
+        module, query, key, value, mask, **kwargs
+    )
+    return found
+
+
 def _stream(x: torch.Tensor) -> torch.cuda.Stream | None:
     """The stream in which PyTorch computes with it; None on the CPU."""
     return None if x.device.type == "cpu" else torch.cuda.current_stream(x.device)
 
 
-def _hides_nothing(mask: torch.Tensor) -> bool:
-    """Whether the last query of a mask sees all; asked once for all layers of a step, since a GPU must be waited for."""
-    if mask.is_inference():  # which does not count how often it was written to
-        return bool(_kept(mask[0, 0, -1]))
-    version, kept = getattr(mask, _SEEN, (None, False))
-    if version != mask._version:
-        kept = bool(_kept(mask[0, 0, -1]))
-        setattr(mask, _SEEN, (mask._version, kept))
-    return kept
-
-
-def _kept(mask: torch.Tensor) -> torch.Tensor:
-    """Whether the last query's row of a mask, bool or additive, hides nothing."""
-    return mask.all() if mask.dtype == torch.bool else (mask == 0).all()
+def _is_causal(mask: torch.Tensor | None) -> bool:
+    """Whether each query sees all keys up to its own and no more; asked once for all layers of a step, since a GPU must be waited for."""
+    if mask is None:
+        return True
+    version = None if mask.is_inference() else mask._version  # such tensors do not count how often they were written to
+    known, causal = getattr(mask, _SEEN, (None, False))
+    if version is None or version != known:
+        seen = mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] == 0
+        causal = torch.equal(seen, torch.ones_like(seen).tril(seen.shape[1] - seen.shape[0]))
+        setattr(mask, _SEEN, (version, causal))
+    return causal
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
@@ -374,7 +415,7 @@ class Attached:
         self.model: Any = model  # transformers' own types do not know generate()
         self.spec = spec
         config = model.config.get_text_config(decoder=True)
-        if not getattr(model, "_supports_sdpa", True):
+        if not getattr(model, "_supports_sdpa", True) and config.model_type not in _WITH_SINKS:
             raise InputError(f"attach: expected a model that can attend by SDPA, found {config.model_type}, whose attention is another")
         _check_device(next(model.parameters()).device)
         modules: list[Any] = [module for module in model.get_decoder().modules() if hasattr(module, "layer_idx")]
@@ -487,12 +528,14 @@ class Attached:
 
     @torch.inference_mode(False)  # whose tensors could not be written to outside of it
     @torch.no_grad()
-    def read(self, input_ids: torch.Tensor, chunk: int = 512) -> HfDocument:
-        """Prefills ids [1, tokens] with dense attention in chunks of so many tokens, and indexes them.
+    def read(self, input_ids: torch.Tensor, chunk: int | None = None) -> HfDocument:
+        """Prefills ids [1, tokens] with dense attention in chunks of so many tokens (512, on a GPU 1,024), and indexes them.
 
         InputError for other shapes, and ids that the model does not have.
         """
         input_ids = self.ids_here("read", "ids [1, tokens] of one sequence", input_ids)
+        if chunk is None:
+            chunk = 512 if input_ids.device.type == "cpu" else 1024
         if chunk < 1:
             raise InputError(f"read: expected a chunk of 1 token or more, found {chunk}")
         cache = self.new_cache(input_ids.shape[1])
@@ -587,8 +630,9 @@ def _names(prefix: str, *tables: dict[str, Any]) -> set[str]:
 def attach(model: PreTrainedModel, spec: str) -> Attached:
     """Makes `model` attend by `spec` ('kmeans:probes=16', 'full', ...) after documents that Attached.read has indexed.
 
-    The model computes as before everywhere else: without an indexed cache its attention is SDPA. InputError for an unknown spec, a
-    model on a device that we do not compute on, and attention that SDPA cannot compute; a warning where RoPE turns only a part of each head.
+    The model computes as before everywhere else: without a document its attention is SDPA, or its own where it has sinks (gpt-oss).
+    InputError for an unknown spec, a model on a device that we do not compute on, and attention that neither SDPA nor we can
+    compute (soft caps); a warning where RoPE turns only a part of each head.
     """
     return Attached(model, spec)
 

@@ -19,7 +19,7 @@ TINY = dict(
 )
 
 
-FAMILIES = ["llama", "qwen3", "gemma3", "qwen3_5"]
+FAMILIES = ["llama", "qwen3", "gemma3", "qwen3_5", "gpt_oss"]
 
 
 def tiny(family, head_dim=32):
@@ -31,6 +31,10 @@ def tiny(family, head_dim=32):
         config = transformers.Qwen3Config(**sizes)
     elif family == "gemma3":  # five layers with a sliding window to one without
         config = transformers.Gemma3TextConfig(**sizes | {"num_hidden_layers": 6}, sliding_window=32, query_pre_attn_scalar=48)
+    elif family == "gpt_oss":  # every second layer with a sliding window; sinks in all
+        config = transformers.GptOssConfig(
+            **sizes | {"num_hidden_layers": 4}, sliding_window=32, num_local_experts=2, num_experts_per_tok=2, initializer_range=0.1
+        )
     else:  # three recurrent layers to one with attention, whose heads turn in part
         if not hasattr(transformers, "Qwen3_5TextConfig"):
             pytest.skip("this transformers has no Qwen3.5")
@@ -38,7 +42,11 @@ def tiny(family, head_dim=32):
             **sizes | {"num_hidden_layers": 4}, linear_num_value_heads=4, linear_num_key_heads=2, linear_key_head_dim=16,
             linear_value_head_dim=16,
         )
-    return transformers.AutoModelForCausalLM.from_config(config).eval()
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for module in model.modules():
+        if hasattr(module, "sinks"):  # as heavy as some ten keys, and another for each head
+            torch.nn.init.normal_(module.sinks, mean=2.5)
+    return model
 
 
 def logits_after(model, document, question):
@@ -53,7 +61,7 @@ EVERYTHING = ["topk:k=100%", "kmeans:probes=1000", "quest:budget=100%,dense_laye
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("spec", EVERYTHING)
-def test_selecting_everything_equals_sdpa(family, spec):
+def test_selecting_everything_equals_the_models_own_attention(family, spec):
     model = tiny(family)
     ids, question = torch.randint(2, 200, (1, 300)), torch.randint(2, 200, (1, 7))
     with torch.no_grad():
@@ -85,8 +93,9 @@ def test_questions_do_not_see_each_other(family):
     assert torch.equal(a, document.ask(first, max_new_tokens=6)) and document.cache.get_seq_length() == 400
 
 
-def test_full_generates_what_the_model_generates():
-    model = tiny("llama")
+@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
+def test_full_generates_what_the_model_generates(family):
+    model = tiny(family)
     ids, question = torch.randint(2, 200, (1, 100)), torch.randint(2, 200, (1, 5))
     want = model.generate(input_ids=torch.cat([ids, question], 1), max_new_tokens=8, do_sample=False)[0, 105:]
     assert torch.equal(hf.attach(model, "full").read(ids).ask(question, max_new_tokens=8), want)
@@ -175,10 +184,14 @@ def test_a_mask_that_hides_parts_of_a_document_is_refused():
     model = tiny("llama")
     attached = hf.attach(model, "topk:k=20,window=16,dense_layers=0")
     document = attached.read(torch.randint(2, 200, (1, 50)))
-    mask = torch.ones(1, 55, dtype=torch.long)
-    mask[:, :20] = 0
-    with pytest.raises(lodestone.InputError, match="mask"), torch.no_grad():
-        model(input_ids=torch.randint(2, 200, (1, 5)), attention_mask=mask, **{attached.cache_argument: document.cache})
+    padding = torch.ones(1, 55, dtype=torch.long)
+    padding[:, :20] = 0
+    holes = torch.ones(1, 1, 5, 55, dtype=torch.bool).tril(50)
+    holes[:, :, :4, 20] = False  # not in the last query's row
+    for mask in (padding, holes):
+        with pytest.raises(lodestone.InputError, match="mask"), torch.no_grad():
+            model(input_ids=torch.randint(2, 200, (1, 5)), attention_mask=mask, **{attached.cache_argument: document.cache})
+        document.roll_back()
 
 
 def test_a_mask_that_was_written_to_is_looked_at_again():
@@ -327,9 +340,9 @@ def test_full_attention_layers_with_heads_of_their_own_size():
 
 
 def test_models_of_other_attention_are_refused_before_the_prefill():
-    with pytest.raises(lodestone.InputError, match="gpt_oss"):  # SDPA would leave out its sinks
-        config = transformers.GptOssConfig(**TINY, num_local_experts=2, num_experts_per_tok=1)
-        hf.attach(transformers.AutoModelForCausalLM.from_config(config), "topk:k=20")
+    soft_capped = transformers.AutoModelForCausalLM.from_config(transformers.Gemma2Config(**TINY)).eval()
+    with pytest.raises(lodestone.InputError, match="gemma2|softcap"):  # 5.17 says that SDPA can do it
+        hf.attach(soft_capped, "topk:k=20,dense_layers=0").read(torch.randint(2, 200, (1, 50)))
     config = transformers.DeepseekV3Config(
         **{k: v for k, v in TINY.items() if k not in ("head_dim", "num_key_value_heads")}, num_key_value_heads=4, moe_intermediate_size=32,
         n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1, kv_lora_rank=32, q_lora_rank=32, qk_rope_head_dim=16,
@@ -345,14 +358,47 @@ def test_models_of_other_attention_are_refused_before_the_prefill():
 @pytest.mark.parametrize("family", FAMILIES)
 def test_batches_with_padding_stay_dense_and_right(family):
     model = tiny(family)
-    hf.attach(model, "topk:k=20,window=16")
-    short = torch.randint(2, 200, (1, 20))
-    padded = torch.cat([torch.cat([torch.zeros(1, 10, dtype=torch.long), short], 1), torch.randint(2, 200, (1, 30))])
+    short = torch.randint(2, 200, (1, 60))  # longer than the sliding window
+    padded = torch.cat([torch.randint(2, 200, (1, 70)), torch.cat([torch.zeros(1, 10, dtype=torch.long), short], 1)])
     mask = (padded != 0).long()
+    inputs = dict(input_ids=padded, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0))
     with torch.no_grad():
+        before = model(**inputs).logits
+        attached = hf.attach(model, "topk:k=20,window=16")
         alone = model(input_ids=short).logits[0, -1]
-        both = model(input_ids=padded, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0)).logits[0, -1]
-    torch.testing.assert_close(alone, both, atol=1e-4, rtol=1e-4)
+        both = model(**inputs).logits
+        cached = model(**inputs, **{attached.cache_argument: attached.new_cache()}).logits  # in a cache that can be indexed
+    torch.testing.assert_close(both, before, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(both[1, -1], alone, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(cached, before, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
+def test_masks_and_gradients_before_a_document_is_indexed_are_the_models_own(family):
+    model, ids = tiny(family), torch.randint(2, 200, (1, 50))
+    hidden = torch.ones(1, 50, dtype=torch.long)
+    hidden[:, :7] = 0
+    holes = torch.full((1, 1, 50, 50), torch.finfo(torch.float32).min).triu(1)
+    holes[:, :, 20:40, 3:9] = torch.finfo(torch.float32).min  # not in the last query's row
+
+    def with_gradients(mask, **cache):
+        model.zero_grad()
+        logits = model(input_ids=ids, attention_mask=mask, **cache).logits[:, 10:]
+        logits.square().sum().backward()
+        return [logits.detach()] + [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+    def without_gradients(mask, **cache):
+        with torch.no_grad():
+            return [model(input_ids=ids, attention_mask=mask, **cache).logits[:, 10:]]
+
+    cases = [(how, mask) for how in (with_gradients, without_gradients) for mask in (None, hidden, holes)]
+    want = [how(mask) for how, mask in cases]
+    attached = hf.attach(model, "topk:k=20,window=16")
+    for (how, mask), one in zip(cases, want):
+        for cache in ({}, {attached.cache_argument: attached.new_cache()}):
+            got = how(mask, **cache)
+            assert len(got) == len(one)
+            torch.testing.assert_close(got, one, atol=1e-4, rtol=1e-4)
 
 
 class Words:

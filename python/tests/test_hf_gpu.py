@@ -29,7 +29,7 @@ def on_gpu(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("spec", EVERYTHING)
-def test_selecting_everything_equals_sdpa(family, spec):
+def test_selecting_everything_equals_the_models_own_attention(family, spec):
     model, ids, question = on_gpu(family), ids_of(300), ids_of(7)
     with torch.no_grad():
         want = model(input_ids=torch.cat([ids, question], 1).cuda()).logits[:, -7:]
@@ -48,9 +48,10 @@ def test_greedy_tokens_and_questions_that_do_not_see_each_other(family):
     assert torch.equal(document.ask(question.cuda(), max_new_tokens=12), want)
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt_oss"])
 @pytest.mark.parametrize("spec", ["squeezed:sparsity=0.7", "topk:k=20,window=16", "streaming:sink=4,window=64"])
-def test_sixteen_bits_answer_as_the_cpu_does_but_for_rounding(spec):
-    model, ids, question = tiny("llama", head_dim=64), ids_of(900), ids_of(6)
+def test_sixteen_bits_answer_as_the_cpu_does_but_for_rounding(family, spec):
+    model, ids, question = tiny(family, head_dim=64), ids_of(900), ids_of(6)
     here = logits_after(model, hf.attach(model, spec).read(ids), question)
     model = model.to("cuda", torch.bfloat16)
     there = logits_after(model, hf.attach(model, spec).read(ids), question)
