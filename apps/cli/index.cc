@@ -218,6 +218,7 @@ void prefill(Context& context, const IndexFlags& flags, std::span<const TokenId>
   if (left.empty()) return;
   Progress progress("prefill", std::ssize(tokens), "tokens", flags.common.progress(),
                     Progress::Cost::growing);
+  progress.skip(context.tokens());
   resumable(
       PrefillLog::beside(flags.output), [&] { return log.kept(); },
       [&] {
@@ -267,6 +268,15 @@ void take_defaults(IndexFlags& flags, const Earlier& earlier) {
   flags.model.kv_type = name_of(earlier.meta.kv_type);
   if (flags.specs.empty()) flags.specs = earlier.meta.methods;
   if (earlier.meta.rope_factor > 0) flags.model.rope_factor = earlier.meta.rope_factor;
+}
+
+/// Another model would read all anew, and its tokenizer would not know the tokens in front of the text.
+void expect_its_model(const IndexFlags& flags, const Earlier& earlier, const Model& model) {
+  if (earlier.meta.model_fingerprint == model.fingerprint()) return;
+  throw InputError(fmt::format(
+      "{}: --append: expected the model that read it (fingerprint {}), found {} in '{}': leave -m "
+      "out, or index all files with this model into another file",
+      flags.append, earlier.meta.model_fingerprint, model.fingerprint(), flags.model.model));
 }
 
 void build(Context& context, const IndexFlags& flags) {
@@ -322,6 +332,7 @@ Json index_text(IndexFlags flags) {
   const auto starting = start_gpu(flags.common);
   SourceText source = read_sources(flags, earlier);
   const auto model = load_model(flags.common, flags.model);
+  if (!flags.append.empty()) expect_its_model(flags, *earlier, *model);
   const IndexedText reading = tokens_of(*model, source, flags, earlier);
   const auto tokens = std::ssize(reading.tokens);
   if (!flags.common.quiet)

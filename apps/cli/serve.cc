@@ -116,6 +116,10 @@ void run(const ServeFlags& flags) {
   while (signals == 0 && backend->failure().empty())
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   service.set_stopping();
+  if (const int reading = backend->stats().reading; reading > 0)
+    say(flags,
+        fmt::format("{} document{} still being read {} not kept: send {} again", reading,
+                    reading == 1 ? "" : "s", reading == 1 ? "is" : "are", reading == 1 ? "it" : "them"));
   backend->failure().empty() ? stop(server, flags) : server.stop(kLastWords);
   const std::string failure = backend->failure();
   backend.reset();  // what it still tells its listeners goes through the service

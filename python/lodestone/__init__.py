@@ -435,7 +435,8 @@ def pipeline(model: Any, tokenizer: Any = None, attention: str = "full") -> Call
         from . import hf
 
         if tokenizer is None:
-            raise InputError("pipeline: expected a tokenizer beside a model of transformers, found none")
+            found = type(model).__name__
+            raise InputError(f"pipeline: expected a lodestone.Model, or a model of transformers and its tokenizer, found {found} alone")
         return hf.pipeline(model, tokenizer, attention)
 
     def run(context: str, questions: _Many[str] = (), question: str | None = None, max_new_tokens: int = 128) -> dict[str, Any]:

@@ -13,6 +13,8 @@ namespace lode {
 /// a + b x (units done), a and b >= 0. Until two different steps were seen it is taken as even.
 class GrowingCost {
  public:
+  /// So many units more were done by an earlier run, which says nothing of the cost.
+  void skip(std::int64_t units) { done_ += static_cast<double>(units); }
   /// `done` units in all were done `seconds` after the start.
   void add(std::int64_t done, double seconds);
   /// Seconds from the last step to `total` units.
@@ -37,7 +39,10 @@ class Progress {
   ~Progress();  ///< ends the line
   void at(std::int64_t done);
   /// So much more of what at() will be told was done by an earlier run: it says nothing of this one's speed.
-  void skip(std::int64_t done) { skipped_ += done; }
+  void skip(std::int64_t done) {
+    skipped_ += done;
+    if (growing_) growing_->skip(done);
+  }
 
  private:
   void draw(std::int64_t done, bool last);

@@ -193,7 +193,9 @@ DocumentText read_plain_text(std::string_view bytes, std::string_view where, con
   DocumentText result;
   std::string encoding;
   result.text = text_as_utf8(bytes, where, &encoding);
-  if (result.text.empty()) throw InputError(fmt::format("{}: expected a text, found an empty one", where));
+  if (result.text.find_first_not_of(" \t\r\n\f\v") == std::string::npos)
+    throw InputError(fmt::format("{}: expected a text, found {}", where,
+                                 result.text.empty() ? "an empty one" : "white space alone"));
   result.marks = {{.begin = 0, .page = 0, .line = 1}};
   if (!encoding.empty()) result.remarks.push_back(fmt::format("{}: read as {}", where, excerpt(encoding)));
   return result;

@@ -110,8 +110,9 @@ class Reader {
     const auto n = number<std::uint64_t>(what);
     if (n > limit || n > left() / least) {
       throw InputError(
-          fmt::format("{}: {}: expected a count of at most {}, as many as fit the file, found {}", where_,
-                      what, std::min(limit, left() / least), n));
+          fmt::format("{}: {}: expected a count of at most {}, as many as fit the file, found {}: the file "
+                      "is cut short or damaged",
+                      where_, what, std::min(limit, left() / least), n));
     }
     return n;
   }

@@ -392,8 +392,11 @@ ModelConfig config_of(const Json& json, std::string_view where) {
 }
 
 ModelConfig read_config(const std::filesystem::path& model_dir) {
-  if (!std::filesystem::is_directory(model_dir)) {
-    throw InputError(model_dir.string() + ": expected a model folder with config.json, found none");
+  std::error_code failed;
+  if (!std::filesystem::is_directory(model_dir, failed)) {
+    throw InputError(fmt::format(
+        "{}: expected a model folder with config.json or a GGUF file, found {}", model_dir.string(),
+        std::filesystem::exists(model_dir, failed) ? "another file" : "nothing there"));
   }
   const auto path = model_dir / "config.json";
   ModelConfig config = parse_config(read_file(path, 16 << 20), path.string());

@@ -45,8 +45,8 @@ Json parse_body(const HttpRequest& request) {
 }
 
 std::string shown(const Json& value) {
-  if (value.is_object()) return "an object";
-  if (value.is_array()) return "a list";
+  if (value.is_object()) return value.empty() ? "an empty object" : "an object";
+  if (value.is_array()) return value.empty() ? "an empty list" : "a list";
   return excerpt(value.dump(-1, ' ', false, Json::error_handler_t::replace), 60);
 }
 

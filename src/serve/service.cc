@@ -282,7 +282,10 @@ void Service::models(const Call& call) {
     list.push_back(one);
   }
   if (!call.name.empty())
-    throw ApiError(404, fmt::format("there is no model '{}'", excerpt(call.name)), "model_not_found");
+    throw ApiError(
+        404,
+        fmt::format("there is no model '{}'; GET /v1/models lists those that are there", excerpt(call.name)),
+        "model_not_found");
   call.reply->send(json_response(dump({{"object", "list"}, {"data", list}, {"has_more", false}})));
 }
 

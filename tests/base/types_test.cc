@@ -175,6 +175,13 @@ TEST(Progress, WorkWhoseUnitsBecomeDearerIsPredictedFromItsBeginning) {
   EXPECT_NEAR(cost.left(10'240), 0.0, 1e-9);
 }
 
+TEST(Progress, WhatAnEarlierRunDidIsNoCost) {
+  GrowingCost resumed;
+  resumed.skip(1000);
+  resumed.add(1100, 10.0);
+  EXPECT_NEAR(resumed.left(1200), 10.0, 1e-9);
+}
+
 TEST(Progress, NeitherPartOfTheCostIsNegative) {
   GrowingCost slow_start;  // then even
   slow_start.add(512, 10.0);

@@ -12,6 +12,7 @@ import unittest
 
 import documents
 import lode_file
+import tiny_model
 from program import INTERRUPTED, TEXT, ProgramTest, run, start
 
 
@@ -61,6 +62,20 @@ class Growing(ProgramTest):
         self.assertEqual([f["path"] for f in result["files"]], list(map(str, files)))
         self.assert_done(run("ask", grown, "Who rang?", "-n", "4", "--show-sources"))
         self.assert_done(run("verify", grown))
+
+    def test_another_model_appends_nothing(self):
+        other = self.place / "model"
+        tiny_model.write(other, seed=9)
+        file, grown = documents.write(self.place, "p.txt", part(0)), self.place / "grown.lode"
+        self.index_all("-f", file, "-o", grown)
+        before = grown.read_bytes()
+        result = run("index", "--append", grown, "-m", other, "-f", file)
+        self.assert_refused(result, f"{grown}: --append: expected the model that read it", "leave -m out")
+        self.assertEqual(grown.read_bytes(), before)
+
+    def test_white_space_alone_is_no_text(self):
+        file = documents.write(self.place, "blank.txt", " \n\n")
+        self.assert_refused(run("index", "-m", self.model, "-f", file, "-o", self.place / "x.lode"), "found white space alone")
 
     def test_a_folder_is_read_again_from_the_first_change_on(self):
         folder = self.place / "notes"

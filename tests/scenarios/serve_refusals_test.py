@@ -148,7 +148,7 @@ REFUSED = {
     "a number of 400 digits": (post(CHAT, b'{"messages": [], "seed": ' + b"9" * 400 + b"}"), 400, "JSON"),
     # ---- Chat completions. ----
     "no messages": (post(CHAT, b"{}"), 400, "messages"),
-    "messages of none": (chat(messages=[]), 400, "messages"),
+    "messages of none": (chat(messages=[]), 400, "found an empty list"),
     "messages that are a string": (chat(messages="hello"), 400, "messages"),
     "a message that is a string": (chat(messages=["hello"]), 400, "messages[0]"),
     "a role that is missing": (chat(messages=[{"content": "a"}]), 400, "role"),

@@ -439,12 +439,13 @@ class Stopping(ProgramTest):
                 self.assertTrue(under_way.result()["choices"])
 
     def test_a_long_reading_does_not_hold_it_up(self):
-        with Server(self.folder / "long", "-m", self.model, "-a", "full", "--quiet", "--grace", "1") as server:
+        with Server(self.folder / "long", "-m", self.model, "-a", "full", "--grace", "1") as server:
             server.upload("book", TEXT * 1800)
             time.sleep(0.5)
             began = time.monotonic()
             self.assertEqual(server.stop(), 0)
             self.assertLess(time.monotonic() - began, 15)
+            self.assertIn("1 document still being read is not kept: send it again\n", server.log_text())
         self.assertEqual(list((self.folder / "long").iterdir()), [])
 
 

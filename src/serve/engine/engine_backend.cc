@@ -149,7 +149,10 @@ BackendStats EngineBackend::stats() {
 const LoadedModel& EngineBackend::model_for(const Question& question) const {
   for (const LoadedModel& model : models_)
     if (question.model.empty() || model.id == question.model) return model;
-  throw ApiError(404, fmt::format("there is no model '{}'", excerpt(question.model)), "model_not_found");
+  throw ApiError(404,
+                 fmt::format("there is no model '{}'; GET /v1/models lists those that are there",
+                             excerpt(question.model)),
+                 "model_not_found");
 }
 
 namespace {

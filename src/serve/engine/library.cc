@@ -143,7 +143,9 @@ Library::EntryPtr Library::find(const std::string& name) {
 const LoadedModel& Library::model_named(const std::string& id) const {
   for (const LoadedModel& model : models_)
     if (id.empty() || model.id == id) return model;
-  throw ApiError(404, fmt::format("there is no model '{}'", excerpt(id)), "model_not_found");
+  throw ApiError(
+      404, fmt::format("there is no model '{}'; GET /v1/models lists those that are there", excerpt(id)),
+      "model_not_found");
 }
 
 const LoadedModel* Library::model_of_fingerprint(const std::string& fingerprint) const {
