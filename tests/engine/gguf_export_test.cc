@@ -5,14 +5,20 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <set>
 
 #include "base/threads.h"
+#include "io/gguf.h"
 #include "lodestone/engine.h"
 #include "lodestone/error.h"
 #include "model/config.h"
+#include "support/family_folder.h"
+#include "support/refusal.h"
 #include "support/source_dir.h"
 
 namespace lode {
@@ -76,6 +82,73 @@ TEST_F(GgufExportTest, RandomModelsOfEveryTypeComeCloseToFloat32Activations) {
     EXPECT_LT(relative_error(exact, rounded), 2e-2) << layout.name;
     std::filesystem::remove(file);
   }
+}
+
+/// A tokenizer of 64 letters in the form that GGUF files can say.
+Json letters_with_blanks() {
+  Json json = letters_tokenizer();
+  json["model"]["byte_fallback"] = json["model"]["fuse_unk"] = true;
+  json["normalizer"] = {{"type", "Replace"}, {"pattern", {{"String", " "}}}, {"content", "\xe2\x96\x81"}};
+  return json;
+}
+
+/// A tiny model of a family, written as a file and read again.
+class FamilyExport : public GgufExportTest, public testing::WithParamInterface<std::string> {
+ protected:
+  FamilyExport() { std::ofstream(folder_.path() / "tokenizer.json") << letters_with_blanks().dump(); }
+  ~FamilyExport() override { std::filesystem::remove(file_); }
+
+  FamilyFolder folder_{GetParam()};
+  std::filesystem::path file_ = path(GetParam());
+};
+
+/// GGUF has no words for these: windows of Mistral and Qwen2, and gpt-oss with another limit than 7.
+const std::set<std::string> kNotWritten = {"mistral-window", "qwen2-window", "gpt-oss"};
+
+TEST_P(FamilyExport, AnswersAsItsFolder) {
+  if (kNotWritten.contains(GetParam())) {
+    test::expect_refused("no words for",
+                         [&] { export_gguf(folder_.path(), file_, {.type = WeightType::f32}, pool_); });
+    EXPECT_FALSE(std::filesystem::exists(file_));
+    return;
+  }
+  const FamilyTokens golden(GetParam());
+  const std::vector<float> expected = logits_of(folder_.load(), golden.ids);
+  // Eight bits make some tokens choose other experts.
+  for (const auto& [type, most] : {std::pair{WeightType::f32, 1e-5}, {WeightType::q8_0, 0.5}}) {
+    export_gguf(folder_.path(), file_, {.type = type}, pool_);
+    EXPECT_LT(relative_error(expected, logits_of(Model::load(file_, 2), golden.ids)), most) << name_of(type);
+  }
+}
+
+std::vector<std::string> family_names() {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(kFamilies))
+    names.push_back(entry.path().filename().string());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, FamilyExport, testing::ValuesIn(family_names()), [](const auto& info) {
+  std::string name = info.param;
+  std::replace(name.begin(), name.end(), '-', '_');
+  return name;
+});
+
+TEST_F(GgufExportTest, ExpertsInMxfp4StayAsTheyAre) {
+  const FamilyFolder folder("gpt-oss-mxfp4");
+  std::ofstream(folder.path() / "tokenizer.json") << letters_with_blanks().dump();
+  const auto file = path("mxfp4");
+  export_gguf(folder.path(), file, {.type = WeightType::f16}, pool_);
+  const GgufModel written = GgufModel::open(file),
+                  golden = GgufModel::open(kFamilies / "gpt-oss-mxfp4/model.gguf");
+  for (const char* part : {"gate", "up", "down"}) {
+    const std::string name = std::string("blk.1.ffn_") + part + "_exps.weight";
+    const GgufTensor &is = written.tensors.at(name), &wanted = golden.tensors.at(name);
+    EXPECT_EQ(is.type, WeightType::mxfp4);
+    EXPECT_TRUE(std::ranges::equal(is.bytes, wanted.bytes)) << name;
+  }
+  std::filesystem::remove(file);
 }
 
 TEST_F(GgufExportTest, WhatCannotBeWrittenIsSaid) {
