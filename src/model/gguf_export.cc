@@ -157,9 +157,10 @@ void requantise(const std::filesystem::path& from, const std::filesystem::path& 
 /// Tokenizer, its tokens that begin and end texts, and the chat template.
 void add_texts(const std::filesystem::path& folder, const ModelConfig& c, GgufWriter& to) {
   const auto file = folder / "tokenizer.json";
+  const ModelSource source = ModelSource::open(folder);
+  source.tokenizer();  // names what is damaged in it
   const Json tokenizer = parse_json(read_file(file, kMaxTokenizer), file.string());
   add_tokenizer(tokenizer, file.string(), c.vocab, to);
-  const ModelSource source = ModelSource::open(folder);
   const std::vector<TokenId>& ends = source.config().eos;
   const char* const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
                               "tokenizer.ggml.eom_token_id"};

@@ -109,7 +109,7 @@ void add_shared_experts(const ModelConfig& c, Keys& keys) {
   keys.whole("expert_shared_count", dense < c.layers ? feed_forward_width(c, dense) / e.width : 0);
   keys.number("expert_weights_scale", e.scale);
   keys.whole("expert_gating_func", e.score == ExpertPlan::Score::sigmoid ? 2 : 1);
-  if (e.groups == 1) return;
+  if (e.groups == 1 && e.score == ExpertPlan::Score::softmax) return;
   keys.whole("expert_group_count", e.groups);
   keys.whole("expert_group_used_count", e.groups_used);
 }

@@ -25,6 +25,7 @@ bool near(double a, double b) {
 }
 
 bool same_rope(const ModelConfig& a, const ModelConfig& b) {
+  if (a.rope_scaling.kind == RopeScaling::Kind::dynamic) return false;  // depends on the text's length
   for (const std::int64_t tokens :
        {a.max_positions, std::max<std::int64_t>(1, a.rope_scaling.original_max_positions)}) {
     const Rope x(a, tokens), y(b, tokens);
@@ -90,17 +91,17 @@ bool same_layers(const ModelConfig& a, const ModelConfig& b, auto member) {
 
 /// The first thing that differs; empty: nothing does.
 std::string_view difference(const ModelConfig& a, const ModelConfig& b) {
-  if (!same_sizes(a, b)) return "sizes";
+  if (!same_sizes(a, b)) return "sizes of layers";
   if (!same_layers(a, b, &LayerPlan::window)) return "sliding windows";
-  if (!same_layers(a, b, &LayerPlan::turn)) return "layers without RoPE";
-  if (!same_rope(a, b)) return "RoPE scaling";
+  if (!same_layers(a, b, &LayerPlan::turn)) return "a choice of layers without RoPE";
+  if (!same_rope(a, b)) return "a kind of RoPE scaling";
   if (!same_layers(a, b, &LayerPlan::recurrent) || !same_recurrence(a.plan, b.plan))
     return "recurrent layers";
   if (!same_layers(a, b, &LayerPlan::value_is_key) || !same_layers(a, b, &LayerPlan::rows_of))
     return "layers with others' keys";
-  if (!same_experts(a, b)) return "experts";
-  if (!same_attention(a.plan, b.plan)) return "biases or norms of attention";
-  if (!same_feed_forward(a.plan, b.plan)) return "feed-forward";
+  if (!same_experts(a, b)) return "a kind of experts";
+  if (!same_attention(a.plan, b.plan)) return "biases or norms in attention";
+  if (!same_feed_forward(a.plan, b.plan)) return "a kind of feed-forward";
   if (!same_stream(a, b)) return "multipliers";
   return {};
 }
@@ -120,10 +121,10 @@ void expect_said(const ModelConfig& c, const GgufWriter& metadata, std::span<con
                             .where = {}};
   const std::string_view found = difference(c, config_of_gguf(GgufModel::of(std::move(file))));
   if (!found.empty())
-    throw InputError(
-        fmt::format("{}: expected a {} as GGUF files can describe it, found {} that they have no words for: "
-                    "such a model is not written",
-                    where, family_of(c).name, found));
+    throw InputError(fmt::format(
+        "{}: expected a model that a GGUF file can describe, found a {} with {} that the format has no "
+        "words for: use the folder itself",
+        where, family_of(c).name, found));
 }
 
 }  // namespace lode
