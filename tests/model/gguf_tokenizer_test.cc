@@ -7,10 +7,12 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <set>
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/text.h"
 #include "io/gguf_writer.h"
 #include "lodestone/tokenizer.h"
 #include "support/gguf_file.h"
@@ -210,6 +212,46 @@ INSTANTIATE_TEST_SUITE_P(Goldens, WrittenTokenizer,
                          testing::Values("llama2", "gemma", "mistral", "phi3", "metaspace", "llama3", "qwen",
                                          "smollm", "qwen35", "kimi", "deepseek", "deepseek_llm"),
                          [](const auto& info) { return info.param; });
+
+/// The merges that transformers makes of a SentencePiece vocabulary: all cuts of a token side by side, the best first.
+Json merges_of_scores(std::span<const std::string_view> texts, std::span<const float> scores,
+                      const Json& vocab) {
+  std::vector<std::size_t> order(texts.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return scores[a] > scores[b]; });
+  Json merges = Json::array();
+  for (const std::size_t id : order)
+    for (std::size_t at = 1; at < texts[id].size(); ++at) {
+      const std::string left(texts[id].substr(0, at)), right(texts[id].substr(at));
+      if (invalid_utf8(left) == std::string_view::npos && vocab.contains(left) && vocab.contains(right))
+        merges.push_back({left, right});
+    }
+  return merges;
+}
+
+TEST(WrittenTokenizer, AVocabularyOfSentencePieceComesBackAsOne) {
+  const MappedFile mapped(kGolden + "gguf/sentencepiece.gguf");
+  const GgufFile file = parse_gguf(mapped.bytes(), "sentencepiece.gguf");
+  const auto texts = file.metadata.texts("tokenizer.ggml.tokens");
+  const auto scores = file.metadata.numbers("tokenizer.ggml.scores");
+  const auto kinds = file.metadata.integers("tokenizer.ggml.token_type", 0, 6);
+  Json json = read_json("tokenizers/llama2.tokenizer.json"), vocab = Json::object(), added = Json::array();
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    vocab[std::string(texts[i])] = i;
+    if (kinds[i] == 2 || kinds[i] == 3)
+      added.push_back({{"id", i}, {"content", texts[i]}, {"special", true}});
+  }
+  json["model"]["merges"] = merges_of_scores(texts, scores, vocab);
+  json["model"]["vocab"] = std::move(vocab);
+  json["added_tokens"] = std::move(added);
+  const Written written(json);
+  EXPECT_EQ(written.kind(), "llama");
+  const Tokenizer tokenizer = written.tokenizer();
+  for (const Json& one : read_json("gguf/sentencepiece.json"))
+    EXPECT_EQ(tokenizer.encode(one["text"].get<std::string>(), Tokenizer::Bos::as_template),
+              one["ids"].get<std::vector<TokenId>>())
+        << one["text"].dump();
+}
 
 TEST(WrittenTokenizer, WhatGgufHasNoWordsForIsNamed) {
   const Json llama = read_json("tokenizers/llama2.tokenizer.json");
