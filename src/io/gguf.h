@@ -97,6 +97,8 @@ class GgufModel {
  public:
   /// InputError: a part that is missing or belongs to another model.
   static GgufModel open(const std::filesystem::path& path);
+  /// A file that is parsed already, and stays where it is.
+  static GgufModel of(GgufFile&& file);
   /// Whether this is to be read as a GGUF file: a file, no folder, that begins as one or is called .gguf.
   static bool is_file(const std::filesystem::path& path);
   /// The paths of all parts of the file at `path`, itself included; looks at names alone.

@@ -108,6 +108,13 @@ std::vector<std::filesystem::path> GgufModel::parts_of(const std::filesystem::pa
   return parts;
 }
 
+GgufModel GgufModel::of(GgufFile&& file) {
+  GgufModel model;
+  model.metadata_ = std::move(file.metadata);
+  model.tensors = std::move(file.tensors);
+  return model;
+}
+
 GgufModel GgufModel::open(const std::filesystem::path& path) {
   GgufModel model;
   const auto parts = parts_of(path);

@@ -74,6 +74,11 @@ void GgufWriter::add_f32s(std::string_view key, std::span<const float> values) {
   begin(key, kArray);
   put_array(metadata_, kF32, values);
 }
+void GgufWriter::add_bools(std::string_view key, const std::vector<bool>& values) {
+  const std::vector<std::uint8_t> bytes(values.begin(), values.end());
+  begin(key, kArray);
+  put_array(metadata_, kBool, std::span<const std::uint8_t>(bytes));
+}
 void GgufWriter::add_raw(std::string_view key, std::uint32_t type, std::span<const std::byte> bytes) {
   begin(key, type);
   metadata_.append(reinterpret_cast<const char*>(bytes.data()), bytes.size());
@@ -84,36 +89,41 @@ void GgufWriter::add_tensor(std::string name, WeightType type, std::vector<std::
   tensors_.push_back({std::move(name), type, std::move(shape)});
 }
 
-std::int64_t GgufWriter::tensor_bytes(std::int64_t tensor) const {
-  const Tensor& t = tensors_[static_cast<std::size_t>(tensor)];
-  return bytes_of(t.type,
-                  std::accumulate(t.shape.begin(), t.shape.end(), std::int64_t{1}, std::multiplies<>()));
+std::int64_t GgufWriter::Tensor::bytes() const {
+  return bytes_of(type, std::accumulate(shape.begin(), shape.end(), std::int64_t{1}, std::multiplies<>()));
 }
 
-std::string GgufWriter::head() const {
+std::int64_t GgufWriter::tensor_bytes(std::int64_t tensor) const {
+  return tensors_[static_cast<std::size_t>(tensor)].bytes();
+}
+
+std::string GgufWriter::head(std::span<const Tensor> tensors) const {
   std::string head = "GGUF";
   put(head, kVersion);
-  put<std::uint64_t>(head, tensors_.size());
+  put<std::uint64_t>(head, tensors.size());
   put(head, keys_);
   head += metadata_;
   std::uint64_t offset = 0;
-  for (std::int64_t i = 0; i < tensors(); ++i) {
-    const Tensor& t = tensors_[static_cast<std::size_t>(i)];
+  for (const Tensor& t : tensors) {
     put_text(head, t.name);
     put(head, static_cast<std::uint32_t>(t.shape.size()));
     for (auto dimension = t.shape.rbegin(); dimension != t.shape.rend(); ++dimension)
       put(head, static_cast<std::uint64_t>(*dimension));
     put(head, layout_of(t.type).gguf_type);
     put(head, offset);
-    offset += aligned(static_cast<std::uint64_t>(tensor_bytes(i)));
+    offset += aligned(static_cast<std::uint64_t>(t.bytes()));
   }
   head.resize(aligned(head.size()), '\0');
   return head;
 }
 
+std::string GgufWriter::metadata_alone() const {
+  return head({});
+}
+
 void GgufWriter::write(const std::filesystem::path& path,
                        const std::function<void(std::int64_t, std::span<std::byte>)>& fill) const {
-  const std::string start = head();
+  const std::string start = head(tensors_);
   std::uint64_t whole = start.size();
   for (std::int64_t i = 0; i < tensors(); ++i) whole += aligned(static_cast<std::uint64_t>(tensor_bytes(i)));
   expect_room(path, whole);

@@ -25,12 +25,15 @@ class GgufWriter {
   void add_texts(std::string_view key, std::span<const std::string> texts);
   void add_i32s(std::string_view key, std::span<const std::int32_t> values);
   void add_f32s(std::string_view key, std::span<const float> values);
+  void add_bools(std::string_view key, const std::vector<bool>& values);
   /// A value of another file as it lies there: `type` is the format's number, `bytes` what follows it.
   void add_raw(std::string_view key, std::uint32_t type, std::span<const std::byte> bytes);
 
   /// Shape: the outermost dimension first, as everywhere here; the innermost is whole blocks.
   void add_tensor(std::string name, WeightType type, std::vector<std::int64_t> shape);
 
+  /// A file of these metadata and no tensors.
+  std::string metadata_alone() const;
   std::int64_t tensors() const { return static_cast<std::int64_t>(tensors_.size()); }
   std::int64_t tensor_bytes(std::int64_t tensor) const;
   /// Writes everything; `fill` gives the bytes of each tensor in turn. The file appears when it is whole.
@@ -42,9 +45,10 @@ class GgufWriter {
     std::string name;
     WeightType type;
     std::vector<std::int64_t> shape;
+    std::int64_t bytes() const;
   };
   void begin(std::string_view key, std::uint32_t type);
-  std::string head() const;
+  std::string head(std::span<const Tensor> tensors) const;
 
   std::string metadata_;
   std::uint64_t keys_ = 0;

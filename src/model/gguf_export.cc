@@ -4,12 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <functional>
-#include <map>
 #include <numeric>
-#include <optional>
 #include <vector>
 
 #include "base/file.h"
@@ -20,12 +17,11 @@
 #include "io/gguf_writer.h"
 #include "kernels/blocks/quantise.h"
 #include "kernels/dequantise.h"
-#include "kernels/rope.h"
-#include "kernels/tiled_weight.h"
 #include "lodestone/error.h"
-#include "model/family.h"
+#include "model/gguf_export/parts.h"
+#include "model/gguf_export/random.h"
 #include "model/source.h"
-#include "model/weight_shapes.h"
+#include "model/weights.h"
 #include "text/gguf_tokenizer.h"
 
 namespace lode {
@@ -73,32 +69,27 @@ WeightType type_for(std::string_view name, const std::vector<std::int64_t>& shap
   return shape.back() % layout_of(WeightType::q8_0).block == 0 ? WeightType::q8_0 : WeightType::f16;
 }
 
-/// A tensor on its way into a file.
-struct Source {
-  std::string name;  ///< in GGUF
-  WeightType type;
-  std::vector<std::int64_t> shape;
-  const std::byte* data;
-  int paired_head = 0;  ///< d of q and k whose rows go in pairs (i, i + d / 2) in GGUF; 0: rows stay in order
-};
-
-/// The row of the source that stands at row `row` of the file.
-std::int64_t source_row(const Source& s, std::int64_t row) {
-  if (s.paired_head == 0) return row;
-  const std::int64_t d = s.paired_head, in_head = row % d;
-  return row - in_head + in_head % 2 * (d / 2) + in_head / 2;
+std::int64_t rows_of(const std::vector<std::int64_t>& shape) {
+  return std::accumulate(shape.begin(), shape.end() - 1, std::int64_t{1}, std::multiplies<>());
 }
 
+/// A tensor on its way into a file.
+struct Source {
+  std::string name;
+  std::vector<std::int64_t> shape;
+  TensorRows rows;
+};
+
 void convert(const Source& s, WeightType type, std::span<std::byte> to, ThreadPool& pool) {
-  const std::int64_t cols = s.paired_head > 0 && s.shape.size() == 1 ? 1 : s.shape.back();
-  std::int64_t rows = 1;
-  for (const std::int64_t n : s.shape) rows *= n;
-  rows /= cols;
-  const std::int64_t from_bytes = bytes_of(s.type, cols), to_bytes = bytes_of(type, cols);
-  pool.for_each(rows, [&](std::int64_t row, int) {
+  const std::int64_t cols = s.shape.back(), row_bytes = bytes_of(type, cols);
+  pool.for_each(rows_of(s.shape), [&](std::int64_t row, int) {
+    const auto [from_type, data] = s.rows.row(row);
+    std::byte* const at = to.data() + row * row_bytes;
+    if (s.rows.copied) return void(std::memcpy(at, data, static_cast<std::size_t>(row_bytes)));
     std::vector<float> numbers(static_cast<std::size_t>(cols));
-    dequantise(s.type, s.data + source_row(s, row) * from_bytes, cols, numbers.data());
-    if (!quantise(type, numbers.data(), cols, to.data() + row * to_bytes))
+    dequantise(from_type, data, cols, numbers.data());
+    if (s.rows.change) s.rows.change(numbers);
+    if (!quantise(type, numbers.data(), cols, at))
       throw InputError(
           fmt::format("tensor '{}', row {}: expected finite numbers that {} can hold, found others", s.name,
                       row, name_of(type)));
@@ -107,17 +98,21 @@ void convert(const Source& s, WeightType type, std::span<std::byte> to, ThreadPo
 
 void write_all(GgufWriter& writer, const std::vector<Source>& sources, const GgufExport& options,
                const std::filesystem::path& to, ThreadPool& pool) {
-  const bool tied =
-      std::none_of(sources.begin(), sources.end(), [](const Source& s) { return s.name == kOutput; });
+  writer.add_u32("general.file_type", file_type(options.type));
+  const bool tied = std::ranges::find(sources, kOutput, &Source::name) == sources.end();
   std::vector<WeightType> types;
   for (const Source& s : sources) {
-    types.push_back(type_for(s.name, s.shape, options.type, tied));
+    types.push_back(s.rows.copied ? s.rows.row(0).type : type_for(s.name, s.shape, options.type, tied));
     writer.add_tensor(s.name, types.back(), s.shape);
   }
   writer.write(to, [&](std::int64_t i, std::span<std::byte> bytes) {
     convert(sources[static_cast<std::size_t>(i)], types[static_cast<std::size_t>(i)], bytes, pool);
     if (options.tensors_done) options.tensors_done(i + 1, std::ssize(sources));
   });
+}
+
+TensorRows rows_in_place(WeightType type, const std::byte* data, std::int64_t cols) {
+  return {.row = [=](std::int64_t row) { return TensorRows::Row{type, data + row * bytes_of(type, cols)}; }};
 }
 
 // ---- From a GGUF file: everything is there already. -------------------------------------------------------------
@@ -150,199 +145,28 @@ void requantise(const std::filesystem::path& from, const std::filesystem::path& 
     if (key == "general.file_type" || key.starts_with("split.")) continue;
     copy_value(key, value, writer);
   }
-  writer.add_u32("general.file_type", file_type(options.type));
   std::vector<Source> sources;
   for (const auto& [name, tensor] : model.tensors)
-    sources.push_back({name, tensor.type, tensor.shape, tensor.bytes.data()});
+    sources.push_back(
+        {name, tensor.shape, rows_in_place(tensor.type, tensor.bytes.data(), tensor.shape.back())});
   write_all(writer, sources, options, to, pool);
 }
 
 // ---- From a folder. ---------------------------------------------------------------------------------------------
 
-/// What this writer knows how to say; the reader knows more.
-void expect_expressible(const ModelConfig& c, const std::string& where) {
-  const std::string_view name = family_of(c).name;
-  const bool known =
-      name == "Llama" || name == "Mistral" || name == "Qwen2" || name == "Qwen3" || name == "Granite";
-  const auto windowed = [](const LayerPlan& layer) { return layer.window > 0; };
-  if (!known || std::any_of(c.plan.layers.begin(), c.plan.layers.end(), windowed))
-    throw InputError(
-        fmt::format("{}: expected a Llama, Mistral, Qwen2, Qwen3 or Granite without sliding windows, "
-                    "found {}: not written as GGUF yet",
-                    where, name));
-  using enum RopeScaling::Kind;
-  const RopeScaling::Kind kind = c.rope_scaling.kind;
-  if (kind != none && kind != linear && kind != yarn && kind != llama3)
-    throw InputError(fmt::format("{}: expected RoPE scaling of none, linear, yarn or llama3, found {}", where,
-                                 name_of(kind)));
-}
-
-void add_rope(const ModelConfig& c, const std::string& at, GgufWriter& to) {
-  const RopeScaling& s = c.rope_scaling;
-  to.add_f32(at + "rope.freq_base", static_cast<float>(c.rope_theta));
-  to.add_u32(at + "rope.dimension_count",
-             static_cast<std::uint32_t>(c.plan.rotary_dim > 0 ? c.plan.rotary_dim : c.head_dim));
-  if (s.kind != RopeScaling::Kind::linear && s.kind != RopeScaling::Kind::yarn) return;
-  to.add(at + "rope.scaling.type", std::string_view(s.kind == RopeScaling::Kind::yarn ? "yarn" : "linear"));
-  to.add_f32(at + "rope.scaling.factor", static_cast<float>(s.factor));
-  if (s.kind == RopeScaling::Kind::linear) return;
-  to.add_u32(at + "rope.scaling.original_context_length",
-             static_cast<std::uint32_t>(s.original_max_positions));
-  to.add_f32(at + "rope.scaling.yarn_beta_fast", static_cast<float>(s.beta_fast));
-  to.add_f32(at + "rope.scaling.yarn_beta_slow", static_cast<float>(s.beta_slow));
-}
-
-void add_config(const ModelConfig& c, const std::string& name, WeightType type, GgufWriter& to) {
-  const std::string architecture(family_of(c).gguf), at = architecture + ".";
-  const auto whole = [&](const char* key, std::int64_t value) {
-    to.add_u32(at + key, static_cast<std::uint32_t>(value));
-  };
-  to.add("general.architecture", architecture);
-  to.add("general.type", std::string_view("model"));
-  to.add("general.name", name);
-  to.add_u32("general.file_type", file_type(type));
-  to.add_u32("general.quantization_version", 2);
-  whole("block_count", c.layers);
-  whole("context_length", c.max_positions);
-  whole("embedding_length", c.hidden);
-  whole("feed_forward_length", c.intermediate);
-  whole("attention.head_count", c.query_heads);
-  whole("attention.head_count_kv", c.kv_heads);
-  whole("attention.key_length", c.head_dim);
-  whole("attention.value_length", c.head_dim);
-  whole("vocab_size", c.vocab);
-  to.add_f32(at + "attention.layer_norm_rms_epsilon", static_cast<float>(c.norm_eps));
-  add_rope(c, at, to);
-  const ModelPlan& p = c.plan;
-  if (p.experts.count > 0) {
-    whole("expert_count", p.experts.count);
-    whole("expert_used_count", p.experts.used);
-    whole("expert_feed_forward_length", p.experts.width);
-  }
-  if (family_of(c).name != "Granite") return;
-  to.add_f32(at + "embedding_scale", static_cast<float>(p.embedding_multiplier));
-  to.add_f32(at + "residual_scale", static_cast<float>(p.residual_multiplier));
-  to.add_f32(at + "attention.scale", static_cast<float>(p.score_scale));
-  to.add_f32(at + "logit_scale", static_cast<float>(p.logit_divisor));
-}
-
 /// Tokenizer, its tokens that begin and end texts, and the chat template.
 void add_texts(const std::filesystem::path& folder, const ModelConfig& c, GgufWriter& to) {
   const auto file = folder / "tokenizer.json";
+  const ModelSource source = ModelSource::open(folder);
+  source.tokenizer();  // names what is damaged in it
   const Json tokenizer = parse_json(read_file(file, kMaxTokenizer), file.string());
   add_tokenizer(tokenizer, file.string(), c.vocab, to);
-  const ModelSource source = ModelSource::open(folder);
   const std::vector<TokenId>& ends = source.config().eos;
   const char* const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
                               "tokenizer.ggml.eom_token_id"};
   for (std::size_t i = 0; i < std::min(ends.size(), std::size(keys)); ++i)
     to.add_u32(keys[i], static_cast<std::uint32_t>(ends[i]));
   if (const std::string chat = source.chat_template(); !chat.empty()) to.add("tokenizer.chat_template", chat);
-}
-
-/// llama3's scaling as divisors of the frequencies.
-std::vector<float> rope_divisors(const ModelConfig& c) {
-  if (c.rope_scaling.kind != RopeScaling::Kind::llama3) return {};
-  RopeShape plain = c;
-  plain.scaling = {};
-  const Rope scaled(c, c.max_positions), usual(plain, c.max_positions);
-  std::vector<float> divisors;
-  for (std::size_t i = 0; i < usual.turning_pairs(); ++i)
-    divisors.push_back(usual.frequencies()[i] / scaled.frequencies()[i]);
-  return divisors;
-}
-
-/// Every tensor of a folder under its name in GGUF.
-std::vector<Source> sources_of(const WeightFiles& files, const ModelConfig& c) {
-  const Family& family = family_of(c);
-  std::map<std::string, std::pair<std::string, Place>> names;  // by name in the folder
-  for (const TensorName& name : tensor_names(family))
-    for (int layer = 0; layer < c.layers; ++layer)
-      names[fmt::format(fmt::runtime(name.folder), layer)] = {fmt::format(fmt::runtime(name.gguf), layer),
-                                                              name.place};
-  std::vector<Source> sources;
-  for (const auto& [folder_name, tensor] : files.tensors) {
-    const auto known = names.find(folder_name);
-    if (known == names.end() || !tensor.type) continue;  // ModelWeights::read has refused what matters
-    const auto& [name, place] = known->second;
-    if (place == Place::output && c.tied_embeddings) continue;
-    const bool turns =
-        place == Place::q || place == Place::k || place == Place::q_bias || place == Place::k_bias;
-    sources.push_back(
-        {name, *tensor.type, tensor.shape, tensor.bytes.data(), family.gguf_pairs && turns ? c.head_dim : 0});
-  }
-  return sources;
-}
-
-// ---- Random weights. --------------------------------------------------------------------------------------------
-
-/// The minimum that centres a type's codes, in scales.
-float centre_of(WeightType type) {
-  const TileFormat format = tile_format(type);
-  if (format.minimum == TileFormat::Minimum::none) return 0;
-  const float middle = 0.5f * static_cast<float>((1 << format.bits) - 1);
-  return format.minimum == TileFormat::Minimum::added ? -middle : middle;
-}
-
-/// Sets a block's scales so that its numbers have about the wanted size.
-void set_scales(WeightType type, float size, std::byte* block) {
-  if (type == WeightType::mxfp4) {
-    block[0] = static_cast<std::byte>(std::clamp(std::ilogb(size / 5) + 128, 1, 254));
-    return;
-  }
-  const auto put = [&](float scale) {
-    const auto places = scale_places(type);
-    const std::uint16_t d = to_f16(scale).bits, m = to_f16(scale * centre_of(type)).bits;
-    std::memcpy(block + places[0], &d, 2);
-    if (places[1] >= 0) std::memcpy(block + places[1], &m, 2);
-  };
-  put(1.0f);
-  std::vector<float> numbers(static_cast<std::size_t>(layout_of(type).block));
-  dequantise(type, block, std::ssize(numbers), numbers.data());
-  double square = 0;
-  for (const float x : numbers) square += double{x} * double{x};
-  put(size / static_cast<float>(std::sqrt(square / static_cast<double>(numbers.size())) + 1e-6));
-}
-
-void fill_random(WeightType type, std::int64_t rows, std::int64_t cols, std::uint64_t seed,
-                 std::span<std::byte> to, ThreadPool& pool) {
-  const WeightLayout& layout = layout_of(type);
-  const std::int64_t row_bytes = bytes_of(type, cols);
-  const float size = 1.0f / std::sqrt(static_cast<float>(cols));
-  pool.for_each(rows, [&](std::int64_t row, int) {
-    Rng rng(hash_seed(seed, row));
-    std::byte* const at = to.data() + row * row_bytes;
-    if (is_plain(type)) {
-      std::vector<float> numbers(static_cast<std::size_t>(cols));
-      for (float& x : numbers) x = size * static_cast<float>(rng.normal());
-      quantise(type, numbers.data(), cols, at);
-      return;
-    }
-    for (std::int64_t i = 0; i < row_bytes; i += 8) {
-      const std::uint64_t bits = rng.next();
-      std::memcpy(at + i, &bits, static_cast<std::size_t>(std::min<std::int64_t>(8, row_bytes - i)));
-    }
-    for (std::int64_t i = 0; i < row_bytes; i += layout.block_bytes) set_scales(type, size, at + i);
-  });
-}
-
-/// Names and shapes of a model's tensors. Matrices that hold several are left to their parts.
-std::vector<Source> random_sources(const ModelConfig& c) {
-  std::vector<Source> all;
-  const auto add = [&](const TensorName& name, int layer) {
-    if (!has_weight(name.place, c, layer)) return;
-    all.push_back({fmt::format(fmt::runtime(name.gguf), layer), WeightType::f32,
-                   shape_of(name.place, c, layer), nullptr});
-  };
-  for (const TensorName& name : tensor_names(family_of(c))) {
-    if (name.gguf.empty() || name.place == Place::expert_gate_up) continue;
-    if (!in_layer(name.place)) {
-      if (name.place != Place::output || !c.tied_embeddings) add(name, -1);
-      continue;
-    }
-    for (int layer = 0; layer < c.layers; ++layer) add(name, layer);
-  }
-  return all;
 }
 
 }  // namespace
@@ -355,18 +179,21 @@ void export_gguf(const std::filesystem::path& model, const std::filesystem::path
   if (GgufModel::is_file(model)) return requantise(model, to, options, pool);
   ModelSource source = ModelSource::open(model);
   const ModelConfig& c = source.config();
-  expect_expressible(c, model.string());
   GgufWriter writer;
-  add_config(c, model.filename().string(), options.type, writer);
+  add_gguf_config(c, model.filename().string(), writer);
+  const std::vector<GgufTarget> targets = gguf_targets(c);
+  const std::vector<RopeVector> vectors = rope_vectors(c);
+  expect_said(c, writer, targets, vectors, model.string());
   add_texts(model, c, writer);
-  const WeightFiles files = source.take_weights();
-  std::vector<Source> sources = sources_of(files, c);
-  const std::vector<float> divisors = rope_divisors(c);
-  if (!divisors.empty())
-    sources.push_back({"rope_freqs.weight",
-                       WeightType::f32,
-                       {std::ssize(divisors)},
-                       reinterpret_cast<const std::byte*>(divisors.data())});
+  const ModelWeights weights = ModelWeights::read(source.take_weights(), c, false, &pool);
+  std::vector<Source> sources;
+  for (const GgufTarget& target : targets)
+    sources.push_back({target.name, target.shape, rows_of_target(target, weights, c)});
+  for (const RopeVector& v : vectors)
+    sources.push_back(
+        {v.name,
+         {std::ssize(v.numbers)},
+         rows_in_place(WeightType::f32, std::as_bytes(std::span(v.numbers)).data(), std::ssize(v.numbers))});
   write_all(writer, sources, options, to, pool);
 }
 
@@ -374,23 +201,23 @@ void export_random_gguf(std::string_view shape, const std::filesystem::path& tok
                         const std::filesystem::path& to, const GgufExport& options, ThreadPool& pool) {
   const ModelConfig c = named_shape(shape);
   GgufWriter writer;
-  add_config(c, "random " + std::string(shape), options.type, writer);
+  add_gguf_config(c, "random " + std::string(shape), writer);
+  writer.add_u32("general.file_type", file_type(options.type));
   add_texts(tokenizer, c, writer);
-  const std::vector<Source> all = random_sources(c);
+  const std::vector<GgufTarget> all = gguf_targets(c);
   std::vector<WeightType> types;
-  for (const Source& s : all) {
+  for (const GgufTarget& s : all) {
     types.push_back(type_for(s.name, s.shape, options.type, c.tied_embeddings));
     writer.add_tensor(s.name, types.back(), s.shape);
   }
   writer.write(to, [&](std::int64_t i, std::span<std::byte> bytes) {
-    const Source& s = all[static_cast<std::size_t>(i)];
+    const GgufTarget& s = all[static_cast<std::size_t>(i)];
     if (s.shape.size() == 1) {
       const std::vector<float> ones(static_cast<std::size_t>(s.shape[0]), 1.0f);
       std::memcpy(bytes.data(), ones.data(), bytes.size());
     } else {
-      const std::int64_t rows =
-          std::accumulate(s.shape.begin(), s.shape.end() - 1, std::int64_t{1}, std::multiplies<>());
-      fill_random(types[static_cast<std::size_t>(i)], rows, s.shape.back(), hash_seed(1, i), bytes, pool);
+      fill_random(types[static_cast<std::size_t>(i)], rows_of(s.shape), s.shape.back(), hash_seed(1, i),
+                  bytes, pool);
     }
     if (options.tensors_done) options.tensors_done(i + 1, std::ssize(all));
   });

@@ -20,8 +20,8 @@ struct GgufExport {
   std::function<void(std::int64_t done, std::int64_t all)> tensors_done = {};
 };
 
-/// `model`: a folder or a GGUF file, whose metadata are kept. InputError for a family whose config GGUF files of
-/// this program cannot say yet, or a weight that the type cannot hold.
+/// `model`: a folder or a GGUF file, whose metadata are kept. A folder's experts in MXFP4 stay so. InputError for a
+/// model or a tokenizer that the format has no words for, or a weight that the type cannot hold.
 void export_gguf(const std::filesystem::path& model, const std::filesystem::path& to,
                  const GgufExport& options, ThreadPool& pool);
 

@@ -53,6 +53,7 @@ struct DeltaPlan {
   std::int64_t channels() const { return 2 * keys() + values(); }
   /// Inputs of the convolution before the next token [kernel - 1, channels], then S of each value head.
   std::int64_t state_floats() const { return (kernel - 1) * channels() + key_dim * values(); }
+  bool operator==(const DeltaPlan&) const = default;
 };
 
 /// A mixture of experts: a router scores all, a token goes through those with the best scores.
@@ -73,6 +74,7 @@ struct ExpertPlan {
   /// Router and experts read the stream through norms of their own, and what they and the feed-forward of every token
   /// put out is normalised before it is added up; an expert's weight has a factor of its own.
   bool apart = false;
+  bool operator==(const ExpertPlan&) const = default;
 };
 
 /// Numbers of each token that every layer is given beside the stream (per-layer embeddings): of an embedding [V, L,
@@ -81,6 +83,7 @@ struct ExpertPlan {
 struct LayerInputPlan {
   int width = 0;           ///< 0: there are none
   std::int64_t vocab = 0;  ///< of the embedding
+  bool operator==(const LayerInputPlan&) const = default;
 };
 
 /// Attention over latent rows (MLA of DeepSeek-V2, arXiv 2405.04434): key and value of a token are one row of kv_rank
@@ -93,6 +96,7 @@ struct LatentPlan {
   int nope = 0, rope = 0, value = 0;  ///< of a head: numbers that stand still, that turn, of its value
   bool interleaved = true;            ///< neighbours turn together
   int row() const { return kv_rank + rope; }
+  bool operator==(const LatentPlan&) const = default;
 };
 
 struct ModelPlan {

@@ -275,23 +275,19 @@ bool put_parts(Place place, const Weight& whole, LayerWeights& layer, const Mode
   return true;
 }
 
+/// Where a layer keeps a tensor that it takes as it is.
+Weight& place_in(LayerWeights& layer, Place place) {
+  if (Weight* const beside = beside_member_of(place, layer); beside != nullptr) return *beside;
+  if (const auto member = latent_member_of(place); member != nullptr) return layer.latent.*member;
+  if (const auto member = delta_member_of(place); member != nullptr) return layer.delta.*member;
+  return layer.*member_of(place);
+}
+
 void put(Place place, const Weight& whole, LayerWeights& layer, const ModelConfig& c, int index,
          OwnedBytes& owned) {
   if (put_parts(place, whole, layer, c, owned)) return;
   if (place == Place::latent_kv_b || place == Place::latent_k_b || place == Place::latent_v_b)
     return put_heads(place, whole, layer.latent, c, owned);
-  if (Weight* const beside = beside_member_of(place, layer); beside != nullptr) {
-    *beside = whole;
-    return;
-  }
-  if (const auto member = latent_member_of(place); member != nullptr) {
-    layer.latent.*member = whole;
-    return;
-  }
-  if (const auto member = delta_member_of(place); member != nullptr) {
-    layer.delta.*member = whole;
-    return;
-  }
   if (place == Place::qkv) {
     const std::int64_t q = shape_of(Place::q, c, index)[0], kv = shape_of(Place::k, c, index)[0];
     layer.q = rows_of(whole, 0, q);
@@ -301,7 +297,7 @@ void put(Place place, const Weight& whole, LayerWeights& layer, const ModelConfi
     layer.gate = rows_of(whole, 0, whole.rows / 2);
     layer.up = rows_of(whole, whole.rows / 2, whole.rows / 2);
   } else {
-    layer.*member_of(place) = whole;
+    place_in(layer, place) = whole;
   }
 }
 
@@ -485,6 +481,10 @@ class Placer {
 };
 
 }  // namespace
+
+const Weight& weight_in(const LayerWeights& layer, Place place) {
+  return place_in(const_cast<LayerWeights&>(layer), place);
+}
 
 std::vector<std::unique_ptr<std::byte[]>> take_weights(WeightFiles& files, const ModelConfig& c,
                                                        ModelWeights& m) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "model/config.h"
+#include "model/family.h"
 #include "model/weight_files.h"
 #include "model/weights.h"
 
@@ -21,6 +22,9 @@ namespace lode {
 /// form.
 std::vector<std::unique_ptr<std::byte[]>> take_weights(WeightFiles& files, const ModelConfig& c,
                                                        ModelWeights& m);
+
+/// The weight of a place that a layer keeps as its files have it: none that holds several, and no expert's.
+const Weight& weight_in(const LayerWeights& layer, Place place);
 
 /// Calls body(name, weight) for every weight in the order of the data flow.
 template <class Model, class Body>

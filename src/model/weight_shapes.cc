@@ -268,4 +268,20 @@ std::vector<std::int64_t> shape_of(Place place, const ModelConfig& c, int layer)
   return {};
 }
 
+std::vector<std::int64_t> head_row_order(const ModelConfig& c, bool pairs) {
+  const std::int64_t d = c.head_dim, half = d / 2, turning = c.plan.rotary_dim > 0 ? c.plan.rotary_dim : d;
+  if (!pairs && turning == d) return {};
+  std::vector<std::int64_t> order(static_cast<std::size_t>(d));
+  for (std::int64_t i = 0; i < half; ++i) {
+    const bool turns = i < turning / 2;
+    const std::int64_t rest =
+        turning + i - turning / 2;  // dimensions that stand still follow those that turn
+    const std::int64_t first = pairs ? 2 * i : turns ? i : rest;
+    const std::int64_t second = pairs ? 2 * i + 1 : turns ? turning / 2 + i : rest + (d - turning) / 2;
+    order[static_cast<std::size_t>(i)] = first;
+    order[static_cast<std::size_t>(half + i)] = second;
+  }
+  return order;
+}
+
 }  // namespace lode

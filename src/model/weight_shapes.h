@@ -18,5 +18,8 @@ bool has_weight(Place place, const ModelConfig& c, int layer);
 std::vector<std::int64_t> shape_of(Place place, const ModelConfig& c, int layer);
 /// Of the feed-forward that every token goes through; 0 = none.
 std::int64_t feed_forward_width(const ModelConfig& c, int layer);
+/// Which row of a head in the file becomes each of its rows here, so that RoPE turns dimensions i and i + d/2;
+/// empty when they are in that order already. `pairs`: the file's reader turns neighbours.
+std::vector<std::int64_t> head_row_order(const ModelConfig& c, bool pairs);
 
 }  // namespace lode

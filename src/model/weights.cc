@@ -27,24 +27,6 @@ namespace lode {
 
 namespace {
 
-/// Which row of a head in the file becomes each of its rows here, so that RoPE turns dimensions i and i + d/2;
-/// empty when they are in that order already.
-std::vector<std::int64_t> row_order(const ModelConfig& c, bool pairs) {
-  const std::int64_t d = c.head_dim, half = d / 2, turning = c.plan.rotary_dim > 0 ? c.plan.rotary_dim : d;
-  if (!pairs && turning == d) return {};
-  std::vector<std::int64_t> order(static_cast<std::size_t>(d));
-  for (std::int64_t i = 0; i < half; ++i) {
-    const bool turns = i < turning / 2;
-    const std::int64_t rest =
-        turning + i - turning / 2;  // dimensions that stand still follow those that turn
-    const std::int64_t first = pairs ? 2 * i : turns ? i : rest;
-    const std::int64_t second = pairs ? 2 * i + 1 : turns ? turning / 2 + i : rest + (d - turning) / 2;
-    order[static_cast<std::size_t>(i)] = first;
-    order[static_cast<std::size_t>(half + i)] = second;
-  }
-  return order;
-}
-
 /// On all threads of a pool, or on this one.
 void for_each_item(ThreadPool* pool, std::int64_t items, const std::function<void(std::int64_t)>& body) {
   if (pool != nullptr) return pool->for_each(items, [&](std::int64_t item, int) { body(item); });
@@ -73,7 +55,7 @@ void reorder(Weight& w, std::span<const std::int64_t> order, std::vector<std::un
 
 void reorder_heads(ModelWeights& m, const ModelConfig& c, bool pairs,
                    std::vector<std::unique_ptr<std::byte[]>>& owned, ThreadPool* pool) {
-  const auto order = row_order(c, pairs);
+  const auto order = head_row_order(c, pairs);
   if (order.empty()) return;
   for (LayerWeights& w : m.layers)
     for (Weight* weight : {&w.q, &w.k, &w.q_bias, &w.k_bias, &w.q_norm, &w.k_norm})

@@ -22,7 +22,8 @@ std::vector<TokenId> end_tokens(const GgufMetadata& metadata);
 
 /// The other way: a tokenizer.json as a GGUF file's metadata, the list of tokens filled up to `vocab` with
 /// unused ones. InputError for what GGUF has no words for: it takes byte-level BPE whose way to cut texts is one
-/// of those that the files know by name.
+/// of those that the files know by name, and BPE with byte_fallback whose blanks become U+2581: by scores where
+/// these say the same as the merges, else by the list of merges, as Gemma 4 has it.
 void add_tokenizer(const Json& tokenizer, std::string_view where, std::int64_t vocab, GgufWriter& to);
 
 }  // namespace lode

@@ -7,9 +7,13 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
+#include <set>
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/text.h"
+#include "io/gguf_writer.h"
 #include "lodestone/tokenizer.h"
 #include "support/gguf_file.h"
 #include "support/refusal.h"
@@ -60,6 +64,16 @@ GgufBuilder converted(const Json& json, const char* cutting) {
   return b.number("tokenizer.ggml.bos_token_id", json["model"]["vocab"]["<s>"].get<std::uint32_t>());
 }
 
+/// Added tokens that strip blanks or stand alone: GGUF cannot say so.
+std::vector<std::string> odd_tokens(const Json& json) {
+  std::vector<std::string> odd;
+  for (const Json& token : json["added_tokens"])
+    for (const char* key : {"lstrip", "rstrip", "single_word", "normalized"})
+      if (token[key] == true) odd.push_back(token["content"].get<std::string>());
+  odd.push_back("cafe\xcc\x81");  // equal to one of them when normalised
+  return odd;
+}
+
 struct ConvertedCase {
   const char *golden, *cutting;
 };
@@ -71,12 +85,7 @@ TEST_P(ConvertedGolden, SameTokensAsTokenizers) {
   const Json json = read_json(name + ".tokenizer.json"), golden = read_json(name + ".golden.json"),
              texts = read_json("tokenizers/texts.json")["texts"];
   const Tokenizer tokenizer = tokenizer_of(converted(json, GetParam().cutting));
-  std::vector<std::string> odd;  // added tokens that strip blanks or stand alone: GGUF cannot say so
-  for (const Json& token : json["added_tokens"])
-    if (token["lstrip"] == true || token["rstrip"] == true || token["single_word"] == true ||
-        token["normalized"] == true)
-      odd.push_back(token["content"].get<std::string>());
-  odd.push_back("cafe\xcc\x81");  // equal to one of them when normalised
+  const std::vector<std::string> odd = odd_tokens(json);
   int compared = 0;
   for (std::size_t i = 0; i < texts.size(); ++i) {
     const auto text = texts[i].get<std::string>();
@@ -108,6 +117,157 @@ TEST(SentencePieceGolden, SameTokensAsSentencePiece) {
     EXPECT_EQ(tokenizer.decode(tokens), one["decoded"].get<std::string>());
   }
   EXPECT_GT(golden.size(), 100u);
+}
+
+/// What add_tokenizer writes, read back.
+struct Written {
+  explicit Written(const Json& json) {
+    std::int64_t vocab = 0;
+    for (const auto& [text, id] : json["model"]["vocab"].items())
+      vocab = std::max(vocab, id.get<std::int64_t>() + 1);
+    for (const Json& token : json["added_tokens"])
+      vocab = std::max(vocab, token["id"].get<std::int64_t>() + 1);
+    GgufWriter writer;
+    add_tokenizer(json, "tokenizer.json", vocab, writer);
+    bytes = writer.metadata_alone();
+    file = parse_gguf(std::as_bytes(std::span(bytes)), "m.gguf");
+  }
+  std::string_view kind() const { return file.metadata.text("tokenizer.ggml.model"); }
+  Tokenizer tokenizer() const { return Tokenizer::parse(tokenizer_json(file.metadata), "m.gguf"); }
+
+  std::string bytes;
+  GgufFile file;
+};
+
+/// As in files converted from SentencePiece: every way to cut a token into two that are known merges to it, and none to
+/// a special token.
+Json with_all_cuts(Json json) {
+  for (Json& token : json["added_tokens"])
+    if (token["content"] == "\n\n") token["special"] = false;
+  Json& model = json["model"];
+  Json merges = Json::array();
+  for (const Json& merge : model["merges"]) {
+    const std::string text = merge.is_string()
+                                 ? merge.get<std::string>()
+                                 : merge[0].get<std::string>() + " " + merge[1].get<std::string>();
+    const std::string both = text.substr(0, text.find(' ')) + text.substr(text.find(' ') + 1);
+    for (std::size_t at = 1; at < both.size(); ++at) {
+      const std::string left = both.substr(0, at), right = both.substr(at);
+      if (model["vocab"].contains(left) && model["vocab"].contains(right)) merges.push_back({left, right});
+    }
+  }
+  model["merges"] = std::move(merges);
+  return json;
+}
+
+/// Merges of one token stand apart: the first cut of each, then the others.
+Json with_cuts_apart(const Json& json) {
+  Json all = with_all_cuts(json), firsts = Json::array(), others = Json::array();
+  std::set<std::string> seen;
+  for (const Json& merge : all["model"]["merges"])
+    (seen.insert(merge[0].get<std::string>() + merge[1].get<std::string>()).second ? firsts : others)
+        .push_back(merge);
+  firsts.insert(firsts.end(), others.begin(), others.end());
+  all["model"]["merges"] = std::move(firsts);
+  return all;
+}
+
+void expect_same_tokens(const Json& json, const Tokenizer& written) {
+  const Tokenizer original = Tokenizer::parse(json.dump(), "tokenizer.json");
+  const Json texts = read_json("tokenizers/texts.json")["texts"];
+  const std::vector<std::string> odd = odd_tokens(json);
+  const bool decodes = json["decoder"]["type"] != "Metaspace";  // such a one leaves byte tokens as they are
+  int compared = 0;
+  for (const Json& one : texts) {
+    const auto text = one.get<std::string>();
+    const auto has = [&](const std::string& token) { return text.find(token) != std::string::npos; };
+    if (std::any_of(odd.begin(), odd.end(), has)) continue;
+    for (const auto special : {Tokenizer::Special::parsed, Tokenizer::Special::as_text}) {
+      const auto tokens = written.encode(text, Tokenizer::Bos::as_template, special);
+      EXPECT_EQ(tokens, original.encode(text, Tokenizer::Bos::as_template, special)) << one.dump();
+      if (decodes) {
+        EXPECT_EQ(written.decode(tokens), original.decode(tokens)) << one.dump();
+      }
+    }
+    ++compared;
+  }
+  EXPECT_GT(compared, 100);
+}
+
+class WrittenTokenizer : public testing::TestWithParam<const char*> {};
+
+TEST_P(WrittenTokenizer, GivesTheSameTokens) {
+  const Json json = read_json(std::string("tokenizers/") + GetParam() + ".tokenizer.json");
+  expect_same_tokens(json, Written(json).tokenizer());
+  if (!json["model"].value("byte_fallback", false)) return;
+  const Json all = with_all_cuts(json), apart = with_cuts_apart(json);
+  const Written scored(all), listed(apart);
+  EXPECT_EQ(scored.kind(), "llama");
+  EXPECT_EQ(listed.kind(), "gemma4");
+  expect_same_tokens(all, scored.tokenizer());
+  expect_same_tokens(apart, listed.tokenizer());
+}
+
+INSTANTIATE_TEST_SUITE_P(Goldens, WrittenTokenizer,
+                         testing::Values("llama2", "gemma", "mistral", "phi3", "metaspace", "llama3", "qwen",
+                                         "smollm", "qwen35", "kimi", "deepseek", "deepseek_llm"),
+                         [](const auto& info) { return info.param; });
+
+/// The merges that transformers makes of a SentencePiece vocabulary: all cuts of a token side by side, the best first.
+Json merges_of_scores(std::span<const std::string_view> texts, std::span<const float> scores,
+                      const Json& vocab) {
+  std::vector<std::size_t> order(texts.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](auto a, auto b) { return scores[a] > scores[b]; });
+  Json merges = Json::array();
+  for (const std::size_t id : order)
+    for (std::size_t at = 1; at < texts[id].size(); ++at) {
+      const std::string left(texts[id].substr(0, at)), right(texts[id].substr(at));
+      if (invalid_utf8(left) == std::string_view::npos && vocab.contains(left) && vocab.contains(right))
+        merges.push_back({left, right});
+    }
+  return merges;
+}
+
+TEST(WrittenTokenizer, AVocabularyOfSentencePieceComesBackAsOne) {
+  const MappedFile mapped(kGolden + "gguf/sentencepiece.gguf");
+  const GgufFile file = parse_gguf(mapped.bytes(), "sentencepiece.gguf");
+  const auto texts = file.metadata.texts("tokenizer.ggml.tokens");
+  const auto scores = file.metadata.numbers("tokenizer.ggml.scores");
+  const auto kinds = file.metadata.integers("tokenizer.ggml.token_type", 0, 6);
+  Json json = read_json("tokenizers/llama2.tokenizer.json"), vocab = Json::object(), added = Json::array();
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    vocab[std::string(texts[i])] = i;
+    if (kinds[i] == 2 || kinds[i] == 3)
+      added.push_back({{"id", i}, {"content", texts[i]}, {"special", true}});
+  }
+  json["model"]["merges"] = merges_of_scores(texts, scores, vocab);
+  json["model"]["vocab"] = std::move(vocab);
+  json["added_tokens"] = std::move(added);
+  const Written written(json);
+  EXPECT_EQ(written.kind(), "llama");
+  const Tokenizer tokenizer = written.tokenizer();
+  for (const Json& one : read_json("gguf/sentencepiece.json"))
+    EXPECT_EQ(tokenizer.encode(one["text"].get<std::string>(), Tokenizer::Bos::as_template),
+              one["ids"].get<std::vector<TokenId>>())
+        << one["text"].dump();
+}
+
+TEST(WrittenTokenizer, WhatGgufHasNoWordsForIsNamed) {
+  const Json llama = read_json("tokenizers/llama2.tokenizer.json");
+  const auto refused = [&](std::string_view what, const char* pointer, Json value) {
+    Json json = llama;
+    json[Json::json_pointer(pointer)] = std::move(value);
+    expect_refused(what, [&] { Written written(json); });
+  };
+  refused("'normalizer'", "/normalizer", {{"type", "NFC"}});
+  refused("'pre_tokenizer'", "/normalizer", nullptr);
+  refused("'pre_tokenizer'", "/pre_tokenizer", {{"type", "Digits"}});
+  refused("'ignore_merges'", "/model/ignore_merges", true);
+  refused("blanks", "/model/merges/0", {"t ", "h"});
+  refused("'byte_fallback'", "/model/byte_fallback", false);
+  GgufWriter writer;
+  expect_refused("vocabulary of 100", [&] { add_tokenizer(llama, "tokenizer.json", 100, writer); });
 }
 
 /// A SentencePiece vocabulary of a few words.
