@@ -23,6 +23,12 @@ std::string text_of(const Tokenizer& tokenizer, std::span<const TokenId> ids) {
   return ids.empty() ? "" : tokenizer.decode(ids.first(1), false);
 }
 
+/// Whether a text is a token of its own, and a special one.
+bool has_token(const Tokenizer& tokenizer, std::string_view text) {
+  const auto ids = tokenizer.encode(text, Tokenizer::Bos::none, Tokenizer::Special::parsed);
+  return ids.size() == 1 && tokenizer.is_special(ids.front());
+}
+
 std::vector<ChatPart> parts_of(const Text& text, std::size_t begin, std::size_t end) {
   std::vector<ChatPart> parts;
   const auto put = [&](std::size_t from, std::size_t to, int message) {
@@ -104,6 +110,9 @@ std::vector<TokenId> ChatTemplate::ends_of_turn(const Tokenizer& tokenizer) cons
   const std::vector<TokenId> tokens = tokenizer.encode(jinja::without_leading_space((answer + 1)->text),
                                                        Tokenizer::Bos::none, Tokenizer::Special::parsed);
   if (tokens.empty() || !tokenizer.is_special(tokens.front())) return {};
+  if (tokenizer.decode({tokens.data(), 1}, false) == "<|end|>" && has_token(tokenizer, "<|return|>") &&
+      has_token(tokenizer, "<|call|>"))
+    return {};
   return {tokens.front()};
 }
 

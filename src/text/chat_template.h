@@ -47,7 +47,8 @@ class ChatTemplate {
   /// template refuses the messages.
   std::vector<ChatPart> render(std::span<const ChatMessage> messages, bool open_answer, std::time_t now,
                                const jinja::OrderedJson& variables = {}) const;
-  /// The special token that follows an answer, and so ends one: none where the template has plain text there.
+  /// The special token that follows an answer, and so ends one: none where the template has plain text there, nor
+  /// harmony's "<|end|>", which ends a channel: "<|return|>" and "<|call|>" end what gpt-oss answers.
   std::vector<TokenId> ends_of_turn(const Tokenizer& tokenizer) const;
 
  private:

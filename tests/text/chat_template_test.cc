@@ -81,6 +81,22 @@ TEST_F(Chat, EndsOfTurns) {
                   .empty());
 }
 
+/// A tokenizer with these special tokens from id 300 on.
+Tokenizer with_specials(const std::vector<std::string>& texts) {
+  Json json = test::byte_level_tokenizer();
+  for (std::size_t i = 0; i < texts.size(); ++i)
+    json["added_tokens"].push_back({{"id", 300 + i}, {"content", texts[i]}, {"special", true}});
+  return Tokenizer::parse(json.dump(), "t");
+}
+
+TEST_F(Chat, AChannelsEndIsNoEndOfATurn) {
+  const ChatTemplate chat("{% for m in messages %}{{ m.role }}:{{ m.content }}<|end|>{% endfor %}", tokens_,
+                          "t");
+  EXPECT_EQ(chat.ends_of_turn(with_specials({"<|end|>"})), std::vector<TokenId>{300});
+  EXPECT_EQ(chat.ends_of_turn(with_specials({"<|end|>", "<|return|>"})), std::vector<TokenId>{300});
+  EXPECT_TRUE(chat.ends_of_turn(with_specials({"<|end|>", "<|return|>", "<|call|>"})).empty());
+}
+
 TEST_F(Chat, ContentsAsLists) {
   const std::string listed =
       "{% for m in messages %}<bos>{% if m.content is not string %}{% for p in m.content %}{{ p.text }}{% "
