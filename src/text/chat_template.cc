@@ -61,6 +61,11 @@ ChatTokens ChatTokens::of(const Tokenizer& tokenizer, std::span<const TokenId> b
   return {text_of(tokenizer, bos), text_of(tokenizer, eos)};
 }
 
+jinja::OrderedJson thinking_variables(std::optional<bool> think) {
+  if (!think) return {};
+  return {{"enable_thinking", *think}, {"thinking", *think}};
+}
+
 ChatTemplate::ChatTemplate(const std::string& source, ChatTokens tokens, std::string where)
     : template_(source, where), tokens_(std::move(tokens)), where_(std::move(where)) {}
 
@@ -181,8 +186,8 @@ struct DocumentChat::Cut {
   std::size_t begin = 0, end = 0;
 };
 
-DocumentChat::Cut DocumentChat::render(const std::string& document,
-                                       std::span<const std::string> turns) const {
+DocumentChat::Cut DocumentChat::render(const std::string& document, std::span<const std::string> turns,
+                                       const jinja::OrderedJson& variables) const {
   constexpr jinja::Origin kDocument = 1, kOther = 2;
   std::vector<ChatMessage> messages;
   ChatTemplate::Content contents;
@@ -208,7 +213,7 @@ DocumentChat::Cut DocumentChat::render(const std::string& document,
   }
   const std::string_view core = jinja::without_trailing_space(jinja::without_leading_space(document));
   for (const bool as_parts : {false, true}) {
-    Cut cut = {template_.render(messages, contents, as_parts, true, settings_.now, {})};
+    Cut cut = {template_.render(messages, contents, as_parts, true, settings_.now, variables)};
     std::vector<jinja::Run> found;
     for (const jinja::Run& run : cut.text.runs())
       if (run.origin == kDocument) found.push_back(run);
@@ -229,10 +234,20 @@ DocumentChat::Head DocumentChat::head(const std::string& document) const {
   return {.parts = parts_of(cut.text, 0, cut.end), .in_front = parts_of(cut.text, 0, cut.begin)};
 }
 
-std::vector<ChatPart> DocumentChat::tail(const std::string& document,
-                                         std::span<const std::string> turns) const {
-  const Cut cut = render(document, turns);
-  return parts_of(cut.text, cut.end, cut.text.size());
+DocumentChat::Tail DocumentChat::tail(const std::string& document, std::span<const std::string> turns,
+                                      std::optional<bool> think) const {
+  const auto behind = [](const Cut& cut) { return parts_of(cut.text, cut.end, cut.text.size()); };
+  const Cut usual = render(document, turns);
+  if (!think) return {.parts = behind(usual), .remark = {}};
+  const Cut told = render(document, turns, thinking_variables(*think));
+  if (told.text.view().substr(0, told.end) != usual.text.view().substr(0, usual.end))
+    return {.parts = behind(usual),
+            .remark =
+                "the chat template says in front of the text whether to think, which was read already: it "
+                "goes on as it was indexed"};
+  const bool heeded = told.text.view() != usual.text.view() ||
+                      told.text.view() != render(document, turns, thinking_variables(!*think)).text.view();
+  return {.parts = behind(told), .remark = heeded ? "" : "the chat template cannot be told whether to think"};
 }
 
 }  // namespace lode

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <ctime>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -37,6 +38,9 @@ struct ChatPart {
   std::string text;
   int message = -1;  ///< whose content it is, counted from 0; -1: the template's own
 };
+
+/// What templates are told of whether the model thinks first: "enable_thinking" (Qwen3, GLM) and "thinking" (DeepSeek).
+jinja::OrderedJson thinking_variables(std::optional<bool> think);
 
 class ChatTemplate {
  public:
@@ -98,15 +102,23 @@ class DocumentChat {
   };
   /// InputError when the template does not give the document word by word, once.
   Head head(const std::string& document) const;
+  struct Tail {
+    std::vector<ChatPart> parts;
+    std::string remark;  ///< why `think` was left aside; empty: it was not
+  };
   /// What follows the document: question, answer, question, ... and the beginning of the answer to the last question.
-  std::vector<ChatPart> tail(const std::string& document, std::span<const std::string> turns) const;
+  /// `think`: thinking_variables; left aside where it would change what stands up to the document's end, which was
+  /// read already.
+  Tail tail(const std::string& document, std::span<const std::string> turns,
+            std::optional<bool> think = {}) const;
 
   const ChatTemplate& chat() const { return template_; }
   const Settings& settings() const { return settings_; }
 
  private:
   struct Cut;
-  Cut render(const std::string& document, std::span<const std::string> turns) const;
+  Cut render(const std::string& document, std::span<const std::string> turns,
+             const jinja::OrderedJson& variables = {}) const;
   Settings settings_;
   std::string where_;
   ChatTemplate template_;
