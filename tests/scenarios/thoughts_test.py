@@ -77,6 +77,9 @@ class Thoughts(ProgramTest):
         message = server.chat("Who?", chat_template_kwargs={"enable_thinking": False}, **fields)["choices"][0]["message"]
         self.assertEqual(message["content"], "7")
         self.assertNotIn("reasoning_content", message)
+        cut = server.chat("Who?", max_tokens=3, **fields)
+        self.assertEqual((cut["choices"][0]["message"]["content"], cut["choices"][0]["finish_reason"]), ("", "length"))
+        self.assertIn("still thinking", cut["lodestone"]["notice"])
         events = server.stream("/v1/chat/completions", {"messages": [{"role": "user", "content": "Who?"}], **fields})
         deltas = [json.loads(data)["choices"][0]["delta"] for _, data in events if data != "[DONE]"]
         for name, said in (("reasoning_content", "Hm."), ("content", "7")):

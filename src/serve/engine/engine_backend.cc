@@ -178,6 +178,10 @@ GenerateOptions generate_options(const Question& question, const Prompt& prompt,
   return options;
 }
 
+void add_notice(Answer& answer, const std::string& notice) {
+  if (!notice.empty()) answer.notice += (answer.notice.empty() ? "" : "; ") + notice;
+}
+
 /// The stop string of the request that ended the answer; empty when something else did.
 std::string stop_string(const Generation& generation, const Tokenizer& tokenizer,
                         const std::vector<std::string>& stops) {
@@ -475,9 +479,13 @@ void EngineBackend::tell(Job& job) const {
       answer.why = "beside others about the same document it is read in full, together";
     }
     if (!generation.work.dense_reason.empty()) answer.why = generation.work.dense_reason;
-    if (!generation.work.notice.empty())
-      answer.notice += (answer.notice.empty() ? "" : "; ") + generation.work.notice;
-    if (!job.no_sources.empty()) answer.notice += (answer.notice.empty() ? "" : "; ") + job.no_sources;
+    add_notice(answer, generation.work.notice);
+    add_notice(answer, job.no_sources);
+    if (!generation.stopped && answer.thought_tokens > 0 && answer.thought_tokens == answer.answer_tokens)
+      add_notice(answer,
+                 fmt::format("the model was still thinking when its {} tokens were used up: allow it more "
+                             "(max_tokens)",
+                             answer.answer_tokens));
     answer.queued_seconds = job.waited + result.queued_seconds;
     answer.first_token_seconds = result.first_token_seconds;
     answer.seconds = std::chrono::duration<double>(Clock::now() - job.since).count();
