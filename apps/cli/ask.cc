@@ -41,7 +41,7 @@ struct AskFlags {
   std::int64_t max_new_tokens = 128;
   Sampling sampling;
   std::string order = "auto";
-  bool show_sources = false, exact = false, together = false, check_sources = false;
+  bool show_sources = false, show_thoughts = false, exact = false, together = false, check_sources = false;
   std::function<void(const Json&)> show_json = print_json;
 };
 
@@ -82,9 +82,13 @@ Json answer(Asker& asker, const AskFlags& flags, const Prompts& prompts, const s
                            .exact = flags.exact,
                            .want_sources = flags.show_sources};
   prompts.set_stops(asked.options);
-  AnswerStream stream;
-  if (!flags.asked.common.json) asked.options.on_text = [&](std::string_view text) { stream.push(text); };
+  AnswerStream stream(flags.asked.common, flags.show_thoughts);
+  if (!flags.asked.common.json) {
+    asked.options.on_text = [&](std::string_view text) { stream.push(text); };
+    asked.options.on_thought = [&](std::string_view text) { stream.push_thought(text); };
+  }
   const Answer a = asker.ask(asked);
+  stream.end_thoughts();
   const Generation& g = a.generation;
   const double first_token_at = seconds_since_start() - g.decode_seconds;
   Json result = {{"question", question},
@@ -100,6 +104,8 @@ Json answer(Asker& asker, const AskFlags& flags, const Prompts& prompts, const s
                  {"prompt_seconds", g.prompt_seconds},
                  {"decode_seconds", g.decode_seconds},
                  {"first_token_at_seconds", first_token_at}};
+  if (!g.thoughts.empty()) result["thoughts"] = g.thoughts;
+  if (g.thought_tokens > 0) result["tokens_thought"] = g.thought_tokens;
   if (const TierWork& t = g.work.tiers; t.host_keys + t.gpu_keys > 0) {
     result["tiers"] = {{"bytes_to_host", t.bytes_to_host}, {"bytes_to_gpu", t.bytes_to_gpu},
                        {"host_keys", t.host_keys},         {"gpu_keys", t.gpu_keys},
@@ -327,6 +333,7 @@ void add_ask(CLI::App& app) {
       "to new positions, nothing is read again (on the CPU; refused where that is far from one reading)");
   verb->add_flag("--show-sources", flags->show_sources,
                  "show the passages that the answer attended to, with their weight");
+  add_thoughts_flag(*verb, flags->show_thoughts);
   verb->add_flag_callback(
       "--check-sources", [flags] { flags->show_sources = flags->check_sources = true; },
       "show them, and answer again without them, and without as many others: whether the answer rests on "

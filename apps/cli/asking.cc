@@ -2,12 +2,16 @@
 #include "asking.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <filesystem>
 #include <iostream>
+#include <utility>
 
+#include "base/printable.h"
 #include "base/text.h"
 #include "cluster/rank_prefill.h"
 #include "engine/context.h"
@@ -235,12 +239,38 @@ std::string checked_question(const std::string& text, const std::string& where) 
   return question;
 }
 
+void add_thoughts_flag(CLI::App& verb, bool& show) {
+  verb.add_flag(
+      "--show-thoughts", show,
+      "print what a model thinks before it answers in front of the answer; else a terminal shows it "
+      "dimmed while it comes");
+}
+
+AnswerStream::AnswerStream(const CommonFlags& common, bool show_thoughts)
+    : thoughts_(show_thoughts                                 ? Thoughts::printed
+                : !common.quiet && isatty(STDERR_FILENO) != 0 ? Thoughts::dim
+                                                              : Thoughts::hidden) {}
+
+void AnswerStream::push_thought(std::string_view text) {
+  if (thoughts_ == Thoughts::hidden) return;
+  thinking_ = true;
+  if (thoughts_ == Thoughts::printed) return print_text(text);
+  std::fprintf(stderr, "\033[2m%s\033[0m", printable(text).c_str());
+}
+
+void AnswerStream::end_thoughts() {
+  if (!std::exchange(thinking_, false)) return;
+  if (thoughts_ == Thoughts::printed) return print_text("\n\n");
+  std::fputs("\n", stderr);
+}
+
 void AnswerStream::push(std::string_view text) {
   held_ += text;
   if (!begun_) held_.erase(0, std::min(held_.find_first_not_of(kBlanks), held_.size()));
   const std::size_t end = held_.find_last_not_of(kBlanks);
   if (end == std::string::npos) return;
   begun_ = true;
+  end_thoughts();
   print_text(std::string_view(held_).substr(0, end + 1));
   held_.erase(0, end + 1);
 }

@@ -61,14 +61,23 @@ std::string trimmed(const std::string& text);
 /// A question as a model can be asked it; `where` names it in errors.
 std::string checked_question(const std::string& text, const std::string& where);
 
-/// Prints an answer as it comes, but for the blanks around it.
+/// Prints an answer as it comes, but for the blanks around it. Thoughts before it are shown on a terminal while they
+/// come, in dim type on stderr, or printed in front of it where they are asked for.
 class AnswerStream {
  public:
+  AnswerStream(const CommonFlags& common, bool show_thoughts);
   void push(std::string_view text);
+  void push_thought(std::string_view text);
+  /// Of thoughts that no answer has followed.
+  void end_thoughts();
 
  private:
+  enum class Thoughts { hidden, dim, printed } thoughts_;
+  bool thinking_ = false;
   std::string held_;
   bool begun_ = false;
 };
+/// "--show-thoughts".
+void add_thoughts_flag(CLI::App& verb, bool& show);
 
 }  // namespace lode::cli

@@ -38,6 +38,7 @@ struct ChatVerbFlags {
   std::vector<std::string> specs;
   Sampling sampling;
   std::int64_t max_new_tokens = 512;
+  bool show_thoughts = false;
 };
 
 class Conversation {
@@ -61,7 +62,8 @@ class Conversation {
 
  private:
   void ask(const std::string& question);
-  Answer answer(bool want_sources, std::int64_t most, const std::function<void(std::string_view)>& on_text);
+  using Hear = std::function<void(std::string_view)>;
+  Answer answer(bool want_sources, std::int64_t most, const Hear& on_text, const Hear& on_thought);
   void use(const Spec& spec);
   void show_sources();
   void save(const std::string& path) const;
@@ -78,6 +80,7 @@ class Conversation {
   MethodId method_ = kDense;
   std::vector<std::string> turns_;     // question, answer, question, ...
   std::vector<std::int64_t> lengths_;  // tokens of each answer
+  std::vector<std::string> thoughts_;  // in front of each; the model is not told of them again
 };
 
 void Conversation::use(const Spec& spec) {
@@ -91,13 +94,14 @@ void Conversation::use(const Spec& spec) {
 }
 
 /// The answer to the last question of turns_. What is held of the conversation already is not read again.
-Answer Conversation::answer(bool want_sources, std::int64_t most,
-                            const std::function<void(std::string_view)>& on_text) {
+Answer Conversation::answer(bool want_sources, std::int64_t most, const Hear& on_text,
+                            const Hear& on_thought) {
   Asker::Question question = {
       .prompt = prompts_.of(turns_), .method = method_, .want_sources = want_sources, .goes_on = true};
   question.options.max_new_tokens = most;
   question.options.sampling = flags_.sampling;
   question.options.on_text = on_text;
+  question.options.on_thought = on_thought;
   prompts_.set_stops(question.options);
   return asker_->ask(question);
 }
@@ -106,15 +110,20 @@ void Conversation::ask(const std::string& question) {
   const bool people = !flags_.asked.common.json;
   if (people && isatty(STDIN_FILENO) == 0) say(fmt::format("> {}\n", excerpt(question, 1000)));
   turns_.push_back(question);
-  AnswerStream stream;
-  std::string given;
+  AnswerStream stream(flags_.asked.common, flags_.show_thoughts);
+  std::string given, thought;
   Generation g;
   bool stopped = false;
   try {
-    g = answer(false, flags_.max_new_tokens, [&](std::string_view text) {
-          given += text;
-          if (people) stream.push(text);
-        }).generation;
+    const auto on_text = [&](std::string_view text) {
+      given += text;
+      if (people) stream.push(text);
+    };
+    const auto on_thought = [&](std::string_view text) {
+      thought += text;
+      if (people) stream.push_thought(text);
+    };
+    g = answer(false, flags_.max_new_tokens, on_text, on_thought).generation;
   } catch (const Interrupted&) {
     set_cancel(false);
     stopped = true;
@@ -125,6 +134,8 @@ void Conversation::ask(const std::string& question) {
   }
   turns_.push_back(g.text);
   lengths_.push_back(std::max<std::int64_t>(1, std::ssize(g.tokens)));
+  thoughts_.push_back(thought);
+  stream.end_thoughts();
   say("\n");
   if (stopped) print_remark("(stopped; what was said so far is remembered)");
   if (const std::string why = stopped ? "" : prompts_.why_empty(g); !why.empty())
@@ -141,7 +152,7 @@ void Conversation::show_sources() {
   asker_->forget();
   Answer again;
   try {  // the same answer, now with a look at what it attends to
-    again = answer(true, lengths_.back(), {});
+    again = answer(true, lengths_.back(), {}, {});
   } catch (...) {
     turns_.push_back(given);
     throw;
@@ -172,6 +183,7 @@ void Conversation::save(const std::string& path) const {
 void Conversation::forget(std::size_t turns) {
   turns_.resize(turns_.size() - std::min(turns, turns_.size()));
   lengths_.resize(turns_.size() / 2);
+  thoughts_.resize(turns_.size() / 2);
 }
 
 bool Conversation::obey(const std::string& line) {
@@ -206,8 +218,11 @@ bool Conversation::obey(const std::string& line) {
 
 Json Conversation::to_json() const {
   Json turns = Json::array();
-  for (std::size_t i = 0; i + 1 < turns_.size(); i += 2)
+  for (std::size_t i = 0; i + 1 < turns_.size(); i += 2) {
     turns.push_back({{"question", turns_[i]}, {"answer", trimmed(turns_[i + 1])}});
+    if (const std::string& thoughts = thoughts_[i / 2]; !thoughts.empty())
+      turns.back()["thoughts"] = thoughts;
+  }
   return {{"context", flags_.asked.context},
           {"attention", spec_.str()},
           {"chat", prompts_.chat()},
@@ -258,6 +273,7 @@ void add_chat(CLI::App& app) {
   add_asked_attention_flag(*verb, flags->specs);
   verb->add_option("-n,--predict", flags->max_new_tokens, "most tokens of an answer")
       ->check(whole_number(1, 1 << 20));
+  add_thoughts_flag(*verb, flags->show_thoughts);
   add_sampling_flags(*verb, flags->sampling);
   verb->callback([flags, verb] {
     if (flags->specs.size() > 1)

@@ -71,6 +71,10 @@ void add_prompt_flags(CLI::App& verb, PromptFlags& flags) {
           "go on inside the chat template that the text was indexed in: auto (where it was), on or off")
       ->check(CLI::IsMember({"auto", "on", "off"}));
   verb.add_option(
+          "--think", flags.think,
+          "tell the chat template whether the model thinks before it answers; else as the template has it")
+      ->check(CLI::IsMember({"on", "off"}));
+  verb.add_option(
       "--template", flags.question_template,
       "the prompt of a text that was indexed without a chat template; {question} is replaced, \\n and \\t "
       "are a line break and a tabulator, special tokens are recognised");
@@ -115,6 +119,15 @@ Prompts::Prompts(const PromptFlags& flags, const Model& model, const Attachments
   } else if (!flags.template_given && !model.impl().chat_template.empty()) {
     remark_ = "the text was indexed without the model's chat template: questions are put by --template";
   }
+  if (!flags.think.empty()) {
+    if (chat_ == nullptr)
+      throw InputError(where +
+                       ": expected a text that is asked in a chat template, for --think, found one without");
+    think_ = flags.think == "on";
+    const std::string question = "?";
+    if (const std::string left = chat_->tail(text_, {&question, 1}, think_).remark; !left.empty())
+      remark_ = "--think: " + left;
+  }
   if (chat_ == nullptr) fill_template(template_, "", "--template");
   if (chat_ == nullptr || flags.stop_given)
     for (const std::string& stop : flags.stop)
@@ -122,7 +135,7 @@ Prompts::Prompts(const PromptFlags& flags, const Model& model, const Attachments
 }
 
 std::vector<TokenId> Prompts::of(std::span<const std::string> turns) const {
-  if (chat_ != nullptr) return encoder_.encode(chat_->tail(text_, turns));
+  if (chat_ != nullptr) return encoder_.encode(chat_->tail(text_, turns, think_).parts);
   constexpr std::string_view kSlot = "{question}";
   const std::size_t slot = template_.find(kSlot);
   std::vector<ChatPart> parts;
@@ -141,6 +154,9 @@ void Prompts::set_stops(GenerateOptions& options) const {
 
 std::string Prompts::why_empty(const Generation& answer) const {
   if (answer.text.find_first_not_of(" \n\t\r") != std::string::npos) return "";
+  if (!answer.stopped && answer.thought_tokens == std::ssize(answer.tokens) && answer.thought_tokens > 0)
+    return fmt::format("the model was still thinking when its {} tokens were used up; -n {} gives it more",
+                       answer.thought_tokens, std::max<std::int64_t>(2048, 4 * answer.thought_tokens));
   const std::vector<TokenId>& eos = model_.config().eos;
   const TokenId last = answer.tokens.empty() ? -1 : answer.tokens.back();
   const bool ended = std::find(eos.begin(), eos.end(), last) != eos.end();

@@ -33,8 +33,8 @@ IndexedText indexed_text(const Model& model, const ChatFlags& flags, const std::
 
 /// Of `ask` and `chat`.
 struct PromptFlags {
-  std::string chat = "auto";
-  std::string question_template;  ///< as typed
+  std::string chat = "auto", think;  ///< think: on, off or, by default, what the template does by itself
+  std::string question_template;     ///< as typed
   std::vector<std::string> stop = {"\\n"};
   bool template_given = false, stop_given = false;
 };
@@ -61,6 +61,7 @@ class Prompts {
  private:
   const Model& model_;
   std::string text_, template_, remark_;
+  std::optional<bool> think_;
   PartEncoder encoder_;
   std::unique_ptr<DocumentChat> chat_;
   std::vector<std::string> stop_;

@@ -14,7 +14,7 @@ Json SourceCheck::check(Asker& asker, Asker::Question question, const std::strin
   if (cited.empty()) return nullptr;
   question.method = blanking_.method();
   question.want_sources = false;
-  question.options.on_text = {};
+  question.options.on_text = question.options.on_thought = {};
   const auto without = [&](std::vector<Run> blanked) {
     blanking_.set(std::move(blanked));
     return trimmed(asker.ask(question).generation.text);

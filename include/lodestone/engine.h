@@ -120,6 +120,8 @@ struct GenerateOptions {
   Sampling sampling;
   bool stop_at_eos = true;
   std::function<void(std::string_view)> on_text;  ///< text as it becomes final
+  std::function<void(std::string_view)>
+      on_thought;  ///< the same of what the model thinks before it answers (Generation::thoughts)
   /// How many of the prompt's last tokens attend by the method; the ones before attend densely. -1 = all of
   /// them (protocol context-dense), 0 = none (decode-sparse: the first generated token still comes from the
   /// dense prompt).
@@ -160,9 +162,13 @@ struct WorkReport {
 
 struct Generation {
   std::vector<TokenId> tokens;  ///< generated, the stop's own tokens included
-  std::string text;             ///< without the stop string
-  bool stopped = false;         ///< by a stop string or EOS, not by the limit
-  WorkReport work;              ///< of the sparse part: prompt's sparse tokens and generation
+  std::string text;             ///< the answer, without thoughts and without the stop string
+  /// What a model wrote between its marks for thoughts: "<think>" and "</think>", or harmony's channels but for "final".
+  /// Empty for models that do not think.
+  std::string thoughts;
+  std::int64_t thought_tokens = 0;  ///< of `tokens`: thoughts and the marks around them
+  bool stopped = false;             ///< by a stop string or EOS, not by the limit
+  WorkReport work;                  ///< of the sparse part: prompt's sparse tokens and generation
   double prompt_seconds = 0, decode_seconds = 0;
 };
 

@@ -65,7 +65,7 @@ struct Request {
   /// rest of the answer.
   double audit = 0;
   std::optional<double> audit_limit = {};
-  std::shared_ptr<TokenFilter> filter;  ///< which tokens may come; null: all
+  std::shared_ptr<TokenFilter> filter;  ///< which tokens of the answer may come, thoughts apart; null: all
   /// Holds the tokens of an earlier request of the same document and attention; not read again is what the prompt
   /// shares with them. Its room is all that the document leaves. null: all of the prompt is read, and nothing is
   /// kept.

@@ -13,7 +13,7 @@ class TokenFilter {
  public:
   virtual ~TokenFilter() = default;
   /// Puts the logits [V] of tokens that may not follow `answer` to minus infinity. False: nothing may follow, and the
-  /// answer is complete. `answer` is usually the one of the call before and a token more, but may be any other (a
+  /// answer is complete. `answer` is without thoughts, which nobody filters. It is usually the one of the call before and a token more, but may be any other (a
   /// draft that was refused): the result depends on `answer` alone.
   virtual bool apply(std::span<const TokenId> answer, std::span<float> logits) = 0;
 };

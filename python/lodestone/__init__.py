@@ -175,8 +175,13 @@ class Answer:
         return self._stream.text
 
     @property
+    def thoughts(self) -> str:
+        """What a model that thinks before it answers wrote between its marks; empty for others. Waits."""
+        return self._stream.thoughts
+
+    @property
     def tokens(self) -> list[int]:
-        """Generated token ids, a stop's own included."""
+        """Generated token ids, thoughts and a stop's own included."""
         return self._stream.tokens
 
     @property

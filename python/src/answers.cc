@@ -196,6 +196,9 @@ void bind_stream(nb::module_& m) {
       .def_prop_ro("attention", &Stream::attention, "The spec that the answer attends by.")
       .def_prop_ro(
           "text", [](Stream& s) { return s.answer().generation.text; }, "The whole text; waits.")
+      .def_prop_ro(
+          "thoughts", [](Stream& s) { return s.answer().generation.thoughts; },
+          "What the model thought before it answered; empty: nothing. Waits.")
       .def("sources", &Stream::sources, nb::arg("count"), "The passages that the answer rests on; waits.")
       .def_prop_ro(
           "accepted", [](Stream& s) { return s.answer().exact.accepted_share(); },

@@ -23,6 +23,8 @@ class AnswerMass {
   void follow(std::string_view text);
   /// What the `i`-th token of the answer attended to; i does not fall.
   void add(std::size_t i, std::size_t token, double mass);
+  /// Forgets what was attended to so far: those were thoughts.
+  void restart();
   /// [tokens], those of the whole answer.
   std::vector<double> finish();
 
@@ -50,6 +52,12 @@ inline void AnswerMass::add(std::size_t i, std::size_t token, double mass) {
   for (; next_ <= i && next_ < begins_.size(); ++next_)
     if (begins_[next_]) end_sentence();
   sentence_[token] += mass;
+}
+
+inline void AnswerMass::restart() {
+  std::fill(sentence_.begin(), sentence_.end(), 0.0);
+  std::fill(sum_.begin(), sum_.end(), 0.0);
+  vote_ = 1;
 }
 
 inline void AnswerMass::end_sentence() {

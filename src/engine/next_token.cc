@@ -6,7 +6,30 @@
 
 namespace lode {
 
-bool TextCollector::take(const std::string& piece) {
+namespace {
+
+constexpr const char* kBlanks = " \t\r\n";
+
+}  // namespace
+
+bool TextCollector::push(TokenId token) {
+  part_ = thoughts_.push(token);
+  if (part_ == Thoughts::Part::answer) {
+    before_answer_ += decoder_.push(token);
+    return thoughts_.opening() < 0 && take(std::exchange(before_answer_, {}));
+  }
+  if (part_ == Thoughts::Part::thought)
+    take_thought(thought_decoder_.push(token));
+  else
+    end_thought();
+  return false;
+}
+
+bool TextCollector::take(std::string piece) {
+  if (behind_thought_) {
+    piece.erase(0, std::min(piece.find_first_not_of(kBlanks), piece.size()));
+    behind_thought_ = piece.empty();
+  }
   text_ += piece;
   std::size_t cut = std::string::npos;
   for (const std::string& stop : options_.stop) {
@@ -18,6 +41,35 @@ bool TextCollector::take(const std::string& piece) {
   }
   release(text_.size() - held());
   return false;
+}
+
+void TextCollector::take_thought(const std::string& piece) {
+  held_thought_ += piece;
+  if (!thought_begun_)
+    held_thought_.erase(0, std::min(held_thought_.find_first_not_of(kBlanks), held_thought_.size()));
+  const std::size_t last = held_thought_.find_last_not_of(kBlanks);
+  if (last == std::string::npos) return;
+  const std::string ready = std::exchange(before_thought_, {}) + held_thought_.substr(0, last + 1);
+  held_thought_.erase(0, last + 1);
+  thought_begun_ = true;
+  thought_ += ready;
+  if (options_.on_thought) options_.on_thought(ready);
+}
+
+void TextCollector::end_thought() {
+  take_thought(thought_decoder_.finish());
+  held_thought_.clear();
+  before_answer_.clear();
+  thought_begun_ = false;
+  if (!thought_.empty()) before_thought_ = "\n\n";
+  behind_thought_ = behind_thought_ || text_.empty();
+}
+
+std::string TextCollector::finish() {
+  take_thought(thought_decoder_.finish());
+  if (!cut_) take(before_answer_ + decoder_.finish());
+  release(text_.size());
+  return std::move(text_);
 }
 
 std::size_t TextCollector::held() const {

@@ -5,41 +5,55 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "engine/model.h"
 #include "lodestone/engine.h"
 #include "model/sampler.h"
+#include "text/thoughts.h"
 
 namespace lode {
 
 /// Collects the answer's text, finds stop strings that span tokens, and releases text only once it cannot be
-/// part of one.
+/// part of one. Thoughts are collected apart; stop strings are no matter of theirs.
 class TextCollector {
  public:
-  TextCollector(const Tokenizer& tokenizer, const GenerateOptions& options)
-      : decoder_(tokenizer), options_(options) {}  // both outlive this
+  /// `thoughts`: how what the model says begins. Tokenizer and options outlive this.
+  TextCollector(const Tokenizer& tokenizer, const GenerateOptions& options, Thoughts thoughts)
+      : thoughts_(std::move(thoughts)), decoder_(tokenizer), thought_decoder_(tokenizer), options_(options) {}
 
   /// True when the text now holds a stop string; it is cut there.
-  bool push(TokenId token) { return take(decoder_.push(token)); }
+  bool push(TokenId token);
 
   /// As far as it is, whole characters, without the stop string.
   std::string_view text() const { return text_; }
+  /// Behind the tokens that were pushed.
+  const Thoughts& thoughts() const { return thoughts_; }
+  /// Whether the token that was pushed last belongs to the answer.
+  bool answers() const { return part_ == Thoughts::Part::answer; }
 
   /// With what is there of a character that the answer ends inside of.
-  std::string finish() {
-    if (!cut_) take(decoder_.finish());
-    release(text_.size());
-    return std::move(text_);
-  }
+  std::string finish();
+  /// The thoughts' text, without blanks around them; an empty line between two. Call it after finish().
+  std::string finish_thoughts() { return std::move(thought_); }
 
  private:
-  bool take(const std::string& piece);
+  bool take(std::string piece);
+  void take_thought(const std::string& piece);
+  void end_thought();
   std::size_t held() const;  ///< bytes at the end that may be the beginning of a stop string
   void release(std::size_t end);
 
-  StreamDecoder decoder_;
+  Thoughts thoughts_;
+  Thoughts::Part part_ = Thoughts::Part::answer;
+  StreamDecoder decoder_, thought_decoder_;
   const GenerateOptions& options_;
-  std::string text_;
+  std::string text_, thought_;
+  std::string before_answer_;    ///< blanks that thoughts may follow
+  std::string held_thought_;     ///< blanks that may be the last of a thought
+  std::string before_thought_;   ///< goes in front of the next one
+  bool thought_begun_ = false;   ///< the one that is open has text
+  bool behind_thought_ = false;  ///< blanks are dropped until the answer begins
   std::size_t released_ = 0;
   bool cut_ = false;  ///< at a stop string
 };

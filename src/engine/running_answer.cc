@@ -42,6 +42,14 @@ std::unique_ptr<Sequence> sequence_for(const Request& request) {
   return std::make_unique<Sequence>(request.document, request.attention, RunningAnswer::room_of(request));
 }
 
+/// In place a prompt may be what is new of it alone: the tokens between the document and that.
+std::span<const TokenId> asked_before(const Sequence& sequence) {
+  if (!sequence.in_place()) return {};
+  const Context::Impl& context = sequence.context();
+  return std::span(context.ids)
+      .subspan(static_cast<std::size_t>(std::min(context.indexed, context.tokens())));
+}
+
 }  // namespace
 
 RunningAnswer::RunningAnswer(Request request, std::unique_ptr<Sequence> sequence, std::int64_t chunk)
@@ -51,7 +59,9 @@ RunningAnswer::RunningAnswer(Request request, std::unique_ptr<Sequence> sequence
       on_host_(sequence_->context().on_host.size()),
       start_(Clock::now()),
       prompted_(start_) {
-  if (const auto& tokenizer = model().impl().tokenizer) text_.emplace(*tokenizer, request_.options);
+  if (const auto& tokenizer = model().impl().tokenizer)
+    text_.emplace(*tokenizer, request_.options,
+                  Thoughts(*tokenizer, asked_before(*sequence_), request_.prompt));
   // States of recurrent layers cannot be cut back to the tokens that are accepted.
   drafting_helps_ = sequence_->context().kv.recurrent().empty();
   if (request_.audit > 0) start_audit();
@@ -147,13 +157,14 @@ void RunningAnswer::collect_sources() {
   };
 }
 
-/// What the queries attended to that gave the answer's tokens so far counts as its sources.
+/// What the queries attended to that gave the answer's tokens so far counts as its sources. What thoughts attended to
+/// counts where no answer has come.
 void RunningAnswer::count_sources() {
   const auto first = static_cast<Position>(held() - generated()), end = static_cast<Position>(held());
   std::stable_sort(seen_.begin(), seen_.end(),
                    [](const Seen& a, const Seen& b) { return a.query < b.query; });
   for (const Seen& seen : seen_)
-    if (seen.query < end)
+    if (seen.query < end && seen.query - first >= answer_from_)
       attended_.add(static_cast<std::size_t>(seen.query - first), static_cast<std::size_t>(seen.row),
                     seen.mass);
   seen_.clear();
@@ -291,15 +302,27 @@ void RunningAnswer::report(const BatchRow& row) {
                                     method->spec.dense.sink, method->spec.dense.window);
 }
 
-/// Leaves the logits [V] of tokens that may follow the answer and a draft behind it; false: nothing may.
+/// Leaves the logits [V] of tokens that may follow the answer and a draft behind it; false: nothing may. Thoughts may be
+/// anything, and they may come before the answer has begun.
 bool RunningAnswer::filtered(std::span<float> logits, std::span<const TokenId> draft) {
   if (!request_.filter) return true;
-  Generation& g = answer_.generation;
-  std::vector<TokenId> tokens = g.tokens;
-  tokens.insert(tokens.end(), draft.begin(), draft.end());
-  const bool more = request_.filter->apply(tokens, logits);
+  std::vector<TokenId> said = said_;
+  TokenId opening = -1;
+  if (text_) {
+    Thoughts thoughts = text_->thoughts();
+    for (const TokenId token : draft)
+      if (thoughts.push(token) == Thoughts::Part::answer) said.push_back(token);
+    if (!thoughts.answering()) return true;
+    if (said.empty()) opening = thoughts.opening();
+  } else {
+    said.insert(said.end(), draft.begin(), draft.end());
+  }
+  float* const may_open = opening >= 0 ? &logits[static_cast<std::size_t>(opening)] : nullptr;
+  const float before = may_open != nullptr ? *may_open : 0;
+  const bool more = request_.filter->apply(said, logits);
+  if (may_open != nullptr) *may_open = before;
   if (!more && draft.empty()) {
-    g.stopped = true;
+    answer_.generation.stopped = true;
     ending_ = Ending::stop;
   }
   return more;
@@ -311,14 +334,28 @@ bool RunningAnswer::add(TokenId token) {
   const GenerateOptions& options = request_.options;
   last_ = token;
   g.tokens.push_back(last_);
-  g.stopped =
-      (options.stop_at_eos && is_eos(sequence_->context().config, last_)) || (text_ && text_->push(last_));
+  g.stopped = (options.stop_at_eos && is_eos(sequence_->context().config, last_)) || add_text(token);
   ending_ = g.stopped ? Ending::stop : Ending::length;
   if (request_.want_sources) attended_.follow(text_ ? text_->text() : std::string_view());
   if (g.stopped || std::ssize(g.tokens) == options.max_new_tokens) return true;
   if (held() < max_tokens()) return false;
   ending_ = Ending::room;
   return true;
+}
+
+/// True when a stop string ends the answer.
+bool RunningAnswer::add_text(TokenId token) {
+  Generation& g = answer_.generation;
+  const bool thinking = text_ && !text_->answers();
+  const bool stopped = text_ && text_->push(token);
+  const bool answers = !text_ || text_->answers();
+  if (!answers) ++g.thought_tokens;
+  if (answers && request_.filter) said_.push_back(token);
+  if (answers && thinking) {  // it begins
+    answer_from_ = std::ssize(g.tokens) - 1;
+    attended_.restart();
+  }
+  return stopped;
 }
 
 /// No more tokens than the answer may have, and none where the method attends to everything.
@@ -385,7 +422,10 @@ Answer RunningAnswer::finish(Ending ending) {
   answer_.attention = request_.attention.str();
   Generation& g = answer_.generation;
   g.decode_seconds = seconds(Clock::now() - prompted_);
-  if (text_) g.text = text_->finish();
+  if (text_) {
+    g.text = text_->finish();
+    g.thoughts = text_->finish_thoughts();
+  }
   if (sequence_->method() != nullptr) g.work.notice = notice_of(*sequence_->method());
   if (audit_) {
     g.work += audited_;

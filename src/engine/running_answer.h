@@ -90,6 +90,7 @@ class RunningAnswer {
   void start_draft();
   bool filtered(std::span<float> logits, std::span<const TokenId> draft);
   bool add(TokenId token);
+  bool add_text(TokenId token);
   void start_audit();
   void collect_sources();
   void count_sources();
@@ -99,6 +100,8 @@ class RunningAnswer {
   std::unique_ptr<Sequence> sequence_;
   Sampler sampler_;
   std::optional<TextCollector> text_;  ///< none for a model without a tokenizer
+  std::vector<TokenId> said_;          ///< tokens of the answer without thoughts, where a filter wants them
+  std::int64_t answer_from_ = 0;       ///< of the answer's tokens: thoughts come before it
   std::vector<Piece> pieces_;
   std::size_t piece_ = 0;
   bool complete_ = false;

@@ -35,8 +35,10 @@ class MessageVoice : public Voice {
     const Answer& answer = answers.front();
     Json message = envelope();
     message["model"] = answer.model;
-    message["content"] =
-        Json::array({{{"type", "text"}, {"text", answer.text}, {"citations", cited(answer)}}});
+    message["content"] = Json::array();
+    if (!answer.thoughts.empty())
+      message["content"].push_back({{"type", "thinking"}, {"thinking", answer.thoughts}, {"signature", ""}});
+    message["content"].push_back({{"type", "text"}, {"text", answer.text}, {"citations", cited(answer)}});
     message["stop_reason"] = stop_reason(answer);
     message["stop_sequence"] = stop_sequence(answer);
     message["usage"] = usage_of(answer);
@@ -46,20 +48,22 @@ class MessageVoice : public Voice {
 
   std::string opening(const std::string& model) override {
     model_ = model;
-    const Json block = {{"type", "text"}, {"text", ""}, {"citations", nullptr}};
-    return event("message_start", {{"message", envelope()}}) +
-           event("content_block_start", {{"index", 0}, {"content_block", block}}) +
-           event("ping", Json::object());
+    return event("message_start", {{"message", envelope()}});
   }
   std::string piece(std::size_t, std::string_view text) override {
-    return event("content_block_delta", {{"index", 0}, {"delta", {{"type", "text_delta"}, {"text", text}}}});
+    const std::string begin = text_block();
+    return begin + delta({{"type", "text_delta"}, {"text", text}});
+  }
+  std::string thought(std::size_t, std::string_view text) override {
+    const Json block = {{"type", "thinking"}, {"thinking", ""}, {"signature", ""}};
+    const std::string begin = open(Block::thinking, block);
+    return begin + delta({{"type", "thinking_delta"}, {"thinking", text}});
   }
   std::string end_of(std::size_t, const Answer& answer, const Reuse& reuse) override {
-    std::string events;
+    std::string events = text_block();
     for (const Json& citation : citations(answer))
-      events += event("content_block_delta",
-                      {{"index", 0}, {"delta", {{"type", "citations_delta"}, {"citation", citation}}}});
-    events += event("content_block_stop", {{"index", 0}});
+      events += delta({{"type", "citations_delta"}, {"citation", citation}});
+    events += event("content_block_stop", {{"index", index_}});
     return events +
            event("message_delta",
                  {{"delta", {{"stop_reason", stop_reason(answer)}, {"stop_sequence", stop_sequence(answer)}}},
@@ -72,6 +76,24 @@ class MessageVoice : public Voice {
   }
 
  private:
+  enum class Block { none, thinking, text };
+
+  std::string text_block() {
+    return open(Block::text, {{"type", "text"}, {"text", ""}, {"citations", nullptr}});
+  }
+  /// Ends the block before, where another one begins.
+  std::string open(Block block, const Json& content) {
+    if (block == block_) return {};
+    const bool first = block_ == Block::none;
+    std::string events = first ? "" : event("content_block_stop", {{"index", index_}});
+    block_ = block;
+    index_ += first ? 0 : 1;
+    events += event("content_block_start", {{"index", index_}, {"content_block", content}});
+    return first ? events + event("ping", Json::object()) : events;
+  }
+  std::string delta(const Json& delta) const {
+    return event("content_block_delta", {{"index", index_}, {"delta", delta}});
+  }
   Json envelope() const {
     return {{"id", id_},
             {"type", "message"},
@@ -96,6 +118,8 @@ class MessageVoice : public Voice {
   }
 
   std::string id_, model_;
+  Block block_ = Block::none;  ///< that is open
+  int index_ = 0;              ///< its own
 };
 
 /// `text`: the body as it came, since properties are written in the order in which the schema has them.
@@ -110,6 +134,17 @@ std::string schema_of(const Fields& body, std::string_view text) {
   return body.in_order(text, "/output_config/format/schema");
 }
 
+/// A budget for thoughts is not kept: `max_tokens` is of thoughts and answer together.
+std::optional<bool> think_of(const Fields& body) {
+  if (!body.has("thinking")) return std::nullopt;
+  const Fields thinking(body.member("thinking"), "thinking");
+  thinking.expect_known({"type"}, {"budget_tokens", "display"});
+  const std::string type = thinking.text("type").value_or("");
+  if (type == "adaptive") return std::nullopt;
+  if (type != "enabled" && type != "disabled") thinking.wrong("type", "'enabled', 'adaptive' or 'disabled'");
+  return type == "enabled";
+}
+
 Conversation read_message(const Fields& body, std::string_view text) {
   body.expect_known({"model", "messages", "max_tokens", "system", "stop_sequences", "stream", "temperature",
                      "top_p", "top_k", "context", "cachedContent", "attention", "exact", "sources", "tools",
@@ -117,10 +152,8 @@ Conversation read_message(const Fields& body, std::string_view text) {
                     {"metadata", "service_tier", "tool_choice", "container"});
   if (body.member("tools").is_array() && !body.member("tools").empty())
     body.wrong("tools", "none (tools are not supported)");
-  if (body.has("thinking") &&
-      Fields(body.member("thinking"), "thinking").text("type").value_or("") != "disabled")
-    body.wrong("thinking", "{\"type\": \"disabled\"} (it is not supported)");
   Conversation c;
+  c.question.think = think_of(body);
   c.question.model = body.text("model").value_or("");
   read_own_fields(body, c.question);
   c.question.turns = read_turns(body);

@@ -85,6 +85,8 @@ struct Question {
   std::vector<std::string> stop;
   bool want_sources = false;
   std::string schema;  ///< JSON schema that the answer has to meet; empty = none
+  std::optional<bool>
+      think;  ///< whether the chat template lets the model think first; none: as it does by itself
 };
 
 /// A passage of the document that the answer attended to.
@@ -101,12 +103,14 @@ struct Source {
 
 struct Answer {
   std::string text;
-  std::string ending;  ///< stop, length, room or cancelled
+  std::string thoughts;  ///< what came before it; empty: none
+  std::string ending;    ///< stop, length, room or cancelled
   std::string model, context, attention;
   std::string stop_string;  ///< of the request, when one of them ended it
   std::string why;          ///< why this attention, or why all was dense; may be empty
   std::string notice;       ///< what the method says of this text; may be empty
   std::int64_t prompt_tokens = 0, cached_tokens = 0, answer_tokens = 0;
+  std::int64_t thought_tokens = 0;                          ///< of the answer's
   std::int64_t drafted = 0, accepted = 0, dense_steps = 0;  ///< of an exact answer
   double density = 1, queued_seconds = 0, first_token_seconds = 0, seconds = 0;
   std::int64_t read_bytes = 0,
@@ -114,11 +118,13 @@ struct Answer {
   std::vector<Source> sources;
 };
 
-/// Called from the backend's threads, one after another: text as it becomes final, then one of the other two.
+/// Called from the backend's threads, one after another: thoughts and text as they become final, then on_answer or
+/// on_failure.
 struct Listener {
   std::function<void(std::string_view)> on_text;
   std::function<void(const Answer&)> on_answer;
   std::function<void(const ApiError&)> on_failure;
+  std::function<void(std::string_view)> on_thought = {};  ///< may be empty
 };
 
 /// A stored document that stands in a text: its bytes [begin, end).

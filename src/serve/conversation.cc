@@ -93,10 +93,12 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
 
   Listener listener(std::size_t choice) {
     return {.on_text = [self = shared_from_this(),
-                        choice](std::string_view text) { self->on_text(choice, text); },
+                        choice](std::string_view text) { self->on_text(choice, text, false); },
             .on_answer = [self = shared_from_this(), choice](const Answer& a) { self->on_answer(choice, a); },
             .on_failure = [self = shared_from_this(),
-                           choice](const ApiError& error) { self->on_failure(choice, error); }};
+                           choice](const ApiError& error) { self->on_failure(choice, error); },
+            .on_thought = [self = shared_from_this(),
+                           choice](std::string_view text) { self->on_text(choice, text, true); }};
   }
 
   /// The head waits for the first event: until then a refusal still has a status of its own.
@@ -109,11 +111,11 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
     call_.reply->write(voice_->opening(model_));
   }
 
-  void on_text(std::size_t choice, std::string_view text) {
+  void on_text(std::size_t choice, std::string_view text, bool thought) {
     const std::lock_guard lock(mutex_);
     if (over_ || !conversation_.stream) return;
     open_stream();
-    call_.reply->write(voice_->piece(choice, text));
+    call_.reply->write(thought ? voice_->thought(choice, text) : voice_->piece(choice, text));
   }
 
   void on_answer(std::size_t choice, const Answer& answer) {

@@ -19,6 +19,8 @@ class Voice {
   // The events of a stream, as text that is sent as it is.
   virtual std::string opening(const std::string& model) = 0;  ///< the model that answers
   virtual std::string piece(std::size_t choice, std::string_view text) = 0;
+  virtual std::string thought(std::size_t choice,
+                              std::string_view text) = 0;  ///< in front of the answer's pieces
   virtual std::string end_of(std::size_t choice, const Answer& answer, const Reuse& reuse) = 0;
   virtual std::string closing(const std::vector<Answer>& answers) = 0;
   virtual std::string failure(const ApiError& error) = 0;

@@ -99,7 +99,7 @@ Json result_of(const Answer& answer, bool passages_only, std::size_t count) {
     std::string text = passages_text(passages);
     return content(std::move(text), {{"document", answer.context}, {"passages", std::move(passages)}});
   }
-  std::string text = answer.text;
+  std::string text = answer.text.empty() && !answer.notice.empty() ? "(" + answer.notice + ")" : answer.text;
   if (!passages.empty()) text += "\n\nPassages that the answer attended to:\n" + passages_text(passages);
   return content(std::move(text), {{"answer", answer.text},
                                    {"document", answer.context},

@@ -20,13 +20,24 @@ std::string finish_reason(const Answer& answer) {
 }
 
 Json usage_of(const std::vector<Answer>& answers) {
-  std::int64_t generated = 0;
-  for (const Answer& a : answers) generated += a.answer_tokens;
+  std::int64_t generated = 0, thoughts = 0;
+  for (const Answer& a : answers) {
+    generated += a.answer_tokens;
+    thoughts += a.thought_tokens;
+  }
   const Answer& first = answers.front();
   return {{"prompt_tokens", first.prompt_tokens},
           {"completion_tokens", generated},
           {"total_tokens", first.prompt_tokens + generated},
-          {"prompt_tokens_details", {{"cached_tokens", first.cached_tokens}}}};
+          {"prompt_tokens_details", {{"cached_tokens", first.cached_tokens}}},
+          {"completion_tokens_details", {{"reasoning_tokens", thoughts}}}};
+}
+
+/// As vLLM and llama.cpp's server name thoughts.
+Json message_of(const Answer& answer) {
+  Json message = {{"role", "assistant"}, {"content", answer.text}, {"refusal", nullptr}};
+  if (!answer.thoughts.empty()) message["reasoning_content"] = answer.thoughts;
+  return message;
 }
 
 class ChatVoice : public Voice {
@@ -40,11 +51,10 @@ class ChatVoice : public Voice {
   Json whole(const std::vector<Answer>& answers, const Reuse& reuse) override {
     Json choices = Json::array();
     for (std::size_t i = 0; i < answers.size(); ++i)
-      choices.push_back(
-          {{"index", i},
-           {"message", {{"role", "assistant"}, {"content", answers[i].text}, {"refusal", nullptr}}},
-           {"logprobs", nullptr},
-           {"finish_reason", finish_reason(answers[i])}});
+      choices.push_back({{"index", i},
+                         {"message", message_of(answers[i])},
+                         {"logprobs", nullptr},
+                         {"finish_reason", finish_reason(answers[i])}});
     Json body = envelope("chat.completion");
     body["model"] = answers.front().model;
     body["choices"] = choices;
@@ -63,6 +73,9 @@ class ChatVoice : public Voice {
   }
   std::string piece(std::size_t choice, std::string_view text) override {
     return event_of(chunk(choice, {{"content", text}}, nullptr));
+  }
+  std::string thought(std::size_t choice, std::string_view text) override {
+    return event_of(chunk(choice, {{"reasoning_content", text}}, nullptr));
   }
   std::string end_of(std::size_t choice, const Answer& answer, const Reuse& reuse) override {
     Json end = chunk(choice, Json::object(), finish_reason(answer));
@@ -145,6 +158,17 @@ Sampling sampling_of(const Fields& body) {
   return sampling;
 }
 
+/// vLLM's field for what the chat template is told: here whether the model thinks, which templates call by two names.
+std::optional<bool> think_of(const Fields& body) {
+  if (!body.has("chat_template_kwargs")) return std::nullopt;
+  const Fields told(body.member("chat_template_kwargs"), "chat_template_kwargs");
+  told.expect_known({"enable_thinking", "thinking"}, {});
+  const auto enable = told.flag("enable_thinking"), thinking = told.flag("thinking");
+  if (enable && thinking && *enable != *thinking)
+    told.wrong("thinking", "the same as 'enable_thinking', or one of both");
+  return enable ? enable : thinking;
+}
+
 Conversation read_chat(const Fields& body, std::string_view text, bool& include_usage) {
   body.expect_known({"model",
                      "messages",
@@ -160,6 +184,7 @@ Conversation read_chat(const Fields& body, std::string_view text, bool& include_
                      "max_tokens",
                      "max_completion_tokens",
                      "response_format",
+                     "chat_template_kwargs",
                      "context",
                      "cachedContent",
                      "attention",
@@ -186,6 +211,7 @@ Conversation read_chat(const Fields& body, std::string_view text, bool& include_
   c.question.max_new_tokens =
       body.integer("max_completion_tokens", 1, kMostTokens).value_or(old_name.value_or(0));
   c.question.schema = schema_of(body, text);
+  c.question.think = think_of(body);
   c.choices = static_cast<int>(body.integer("n", 1, kMostChoices).value_or(1));
   c.stream = body.flag("stream").value_or(false);
   if (body.has("stream_options"))

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/text.h"
 
@@ -13,6 +14,12 @@ namespace {
 
 constexpr std::size_t kMostMessages = 4096, kMostParts = 4096;
 constexpr double kCitedWeight = 0.05;  // of the sharp attention: what an answer is said to rest on
+
+/// Whether a part is what a model thought in front of an earlier answer: clients send it back, templates leave it out.
+bool is_thought(const Fields& part) {
+  const std::string type = part.text("type").value_or("");
+  return type == "thinking" || type == "redacted_thinking";
+}
 
 /// The text of one part of a message.
 std::string part_text(const Json& json, const std::string& where) {
@@ -72,9 +79,12 @@ std::string content_text(const Fields& message, const char* key) {
   if (!content.is_array() || content.empty() || content.size() > kMostParts)
     message.wrong(key, fmt::format("a string or a list of 1 to {} parts", kMostParts));
   std::string text;
+  bool first = true;
   for (std::size_t i = 0; i < content.size(); ++i) {
-    if (i > 0) text += "\n\n";
-    text += part_text(content[i], fmt::format("{}[{}]", message.path_of(key), i));
+    const std::string where = fmt::format("{}[{}]", message.path_of(key), i);
+    if (is_thought(Fields(content[i], where))) continue;
+    if (!std::exchange(first, false)) text += "\n\n";
+    text += part_text(content[i], where);
   }
   return text;
 }

@@ -23,6 +23,12 @@ std::string text_of(const Tokenizer& tokenizer, std::span<const TokenId> ids) {
   return ids.empty() ? "" : tokenizer.decode(ids.first(1), false);
 }
 
+/// Whether a text is a token of its own, and a special one.
+bool has_token(const Tokenizer& tokenizer, std::string_view text) {
+  const auto ids = tokenizer.encode(text, Tokenizer::Bos::none, Tokenizer::Special::parsed);
+  return ids.size() == 1 && tokenizer.is_special(ids.front());
+}
+
 std::vector<ChatPart> parts_of(const Text& text, std::size_t begin, std::size_t end) {
   std::vector<ChatPart> parts;
   const auto put = [&](std::size_t from, std::size_t to, int message) {
@@ -53,6 +59,11 @@ Value message_of(const std::string& role, const Text& content, bool as_parts) {
 ChatTokens ChatTokens::of(const Tokenizer& tokenizer, std::span<const TokenId> bos,
                           std::span<const TokenId> eos) {
   return {text_of(tokenizer, bos), text_of(tokenizer, eos)};
+}
+
+jinja::OrderedJson thinking_variables(std::optional<bool> think) {
+  if (!think) return {};
+  return {{"enable_thinking", *think}, {"thinking", *think}};
 }
 
 ChatTemplate::ChatTemplate(const std::string& source, ChatTokens tokens, std::string where)
@@ -104,6 +115,9 @@ std::vector<TokenId> ChatTemplate::ends_of_turn(const Tokenizer& tokenizer) cons
   const std::vector<TokenId> tokens = tokenizer.encode(jinja::without_leading_space((answer + 1)->text),
                                                        Tokenizer::Bos::none, Tokenizer::Special::parsed);
   if (tokens.empty() || !tokenizer.is_special(tokens.front())) return {};
+  if (tokenizer.decode({tokens.data(), 1}, false) == "<|end|>" && has_token(tokenizer, "<|return|>") &&
+      has_token(tokenizer, "<|call|>"))
+    return {};
   return {tokens.front()};
 }
 
@@ -172,8 +186,8 @@ struct DocumentChat::Cut {
   std::size_t begin = 0, end = 0;
 };
 
-DocumentChat::Cut DocumentChat::render(const std::string& document,
-                                       std::span<const std::string> turns) const {
+DocumentChat::Cut DocumentChat::render(const std::string& document, std::span<const std::string> turns,
+                                       const jinja::OrderedJson& variables) const {
   constexpr jinja::Origin kDocument = 1, kOther = 2;
   std::vector<ChatMessage> messages;
   ChatTemplate::Content contents;
@@ -199,7 +213,7 @@ DocumentChat::Cut DocumentChat::render(const std::string& document,
   }
   const std::string_view core = jinja::without_trailing_space(jinja::without_leading_space(document));
   for (const bool as_parts : {false, true}) {
-    Cut cut = {template_.render(messages, contents, as_parts, true, settings_.now, {})};
+    Cut cut = {template_.render(messages, contents, as_parts, true, settings_.now, variables)};
     std::vector<jinja::Run> found;
     for (const jinja::Run& run : cut.text.runs())
       if (run.origin == kDocument) found.push_back(run);
@@ -220,10 +234,20 @@ DocumentChat::Head DocumentChat::head(const std::string& document) const {
   return {.parts = parts_of(cut.text, 0, cut.end), .in_front = parts_of(cut.text, 0, cut.begin)};
 }
 
-std::vector<ChatPart> DocumentChat::tail(const std::string& document,
-                                         std::span<const std::string> turns) const {
-  const Cut cut = render(document, turns);
-  return parts_of(cut.text, cut.end, cut.text.size());
+DocumentChat::Tail DocumentChat::tail(const std::string& document, std::span<const std::string> turns,
+                                      std::optional<bool> think) const {
+  const auto behind = [](const Cut& cut) { return parts_of(cut.text, cut.end, cut.text.size()); };
+  const Cut usual = render(document, turns);
+  if (!think) return {.parts = behind(usual), .remark = {}};
+  const Cut told = render(document, turns, thinking_variables(*think));
+  if (told.text.view().substr(0, told.end) != usual.text.view().substr(0, usual.end))
+    return {.parts = behind(usual),
+            .remark =
+                "the chat template says in front of the text whether to think, which was read already: it "
+                "goes on as it was indexed"};
+  const bool heeded = told.text.view() != usual.text.view() ||
+                      told.text.view() != render(document, turns, thinking_variables(!*think)).text.view();
+  return {.parts = behind(told), .remark = heeded ? "" : "the chat template cannot be told whether to think"};
 }
 
 }  // namespace lode

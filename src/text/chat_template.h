@@ -7,6 +7,7 @@
 #pragma once
 
 #include <ctime>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -38,6 +39,9 @@ struct ChatPart {
   int message = -1;  ///< whose content it is, counted from 0; -1: the template's own
 };
 
+/// What templates are told of whether the model thinks first: "enable_thinking" (Qwen3, GLM) and "thinking" (DeepSeek).
+jinja::OrderedJson thinking_variables(std::optional<bool> think);
+
 class ChatTemplate {
  public:
   /// InputError "WHERE: line N: ..." on what is no template.
@@ -47,7 +51,8 @@ class ChatTemplate {
   /// template refuses the messages.
   std::vector<ChatPart> render(std::span<const ChatMessage> messages, bool open_answer, std::time_t now,
                                const jinja::OrderedJson& variables = {}) const;
-  /// The special token that follows an answer, and so ends one: none where the template has plain text there.
+  /// The special token that follows an answer, and so ends one: none where the template has plain text there, nor
+  /// harmony's "<|end|>", which ends a channel: "<|return|>" and "<|call|>" end what gpt-oss answers.
   std::vector<TokenId> ends_of_turn(const Tokenizer& tokenizer) const;
 
  private:
@@ -97,15 +102,23 @@ class DocumentChat {
   };
   /// InputError when the template does not give the document word by word, once.
   Head head(const std::string& document) const;
+  struct Tail {
+    std::vector<ChatPart> parts;
+    std::string remark;  ///< why `think` was left aside; empty: it was not
+  };
   /// What follows the document: question, answer, question, ... and the beginning of the answer to the last question.
-  std::vector<ChatPart> tail(const std::string& document, std::span<const std::string> turns) const;
+  /// `think`: thinking_variables; left aside where it would change what stands up to the document's end, which was
+  /// read already.
+  Tail tail(const std::string& document, std::span<const std::string> turns,
+            std::optional<bool> think = {}) const;
 
   const ChatTemplate& chat() const { return template_; }
   const Settings& settings() const { return settings_; }
 
  private:
   struct Cut;
-  Cut render(const std::string& document, std::span<const std::string> turns) const;
+  Cut render(const std::string& document, std::span<const std::string> turns,
+             const jinja::OrderedJson& variables = {}) const;
   Settings settings_;
   std::string where_;
   ChatTemplate template_;

@@ -233,9 +233,9 @@ std::string tokenizer_json(const GgufMetadata& m) {
 }
 
 std::vector<TokenId> end_tokens(const GgufMetadata& m) {
-  constexpr std::array<std::string_view, 9> kEnds = {"<|eot_id|>",      "<|eom_id|>",    "<|im_end|>",
-                                                     "<|end|>",         "<|endoftext|>", "<end_of_turn>",
-                                                     "<|end_of_text|>", "<turn|>",       "[EOT]"};
+  constexpr std::array<std::string_view, 11> kEnds = {
+      "<|eot_id|>", "<|eom_id|>", "<|im_end|>",      "<|end|>", "<|endoftext|>", "<end_of_turn>",
+      "<|return|>", "<|call|>",   "<|end_of_text|>", "<turn|>", "[EOT]"};
   std::vector<TokenId> ends;
   const auto texts = m.texts("tokenizer.ggml.tokens");
   const auto add = [&](TokenId id) {
@@ -248,6 +248,12 @@ std::vector<TokenId> end_tokens(const GgufMetadata& m) {
   for (std::size_t i = 0; i < texts.size(); ++i) {
     if (std::find(kEnds.begin(), kEnds.end(), texts[i]) != kEnds.end()) add(static_cast<TokenId>(i));
   }
+  // Where a vocabulary has harmony's ends of answers, "<|end|>" ends a channel alone: its answer is still to come.
+  const auto has = [&](std::string_view text) {
+    return std::find(texts.begin(), texts.end(), text) != texts.end();
+  };
+  if (has("<|return|>") && has("<|call|>"))
+    std::erase_if(ends, [&](TokenId id) { return texts[static_cast<std::size_t>(id)] == "<|end|>"; });
   return ends;
 }
 

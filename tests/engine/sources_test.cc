@@ -152,6 +152,16 @@ TEST(AnswerMass, ASentenceCountsHalfOfTheOneBeforeWhateverItsLength) {
   EXPECT_EQ(attended({}), (std::vector<double>(4, 0)));
 }
 
+TEST(AnswerMass, WhatThoughtsAttendedToIsForgottenWhenTheAnswerBegins) {
+  AnswerMass mass(2);
+  mass.follow("");
+  mass.add(0, 0, 3);
+  mass.restart();
+  mass.follow("Ann.");
+  mass.add(1, 1, 3);
+  EXPECT_EQ(mass.finish(), (std::vector<double>{0, 1}));
+}
+
 TEST(AnswerMass, TheNumberOfAnItemIsNoSentence) {
   EXPECT_EQ(
       attended({{"1", 0}, {".", 0}, {" Ann", 1}, {".\n", 1}, {"2", 2}, {".", 2}, {" Bob", 3}, {".", 3}}),

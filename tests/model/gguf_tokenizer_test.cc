@@ -309,6 +309,20 @@ TEST(GgufTokenizer, EndTokensAreThoseOfTheFileAndOfTurns) {
             (std::vector<TokenId>{2, 7}));
 }
 
+TEST(GgufTokenizer, AChannelsEndIsNoEndOfAnAnswer) {
+  const auto ends = [](const std::vector<std::string>& texts) {
+    GgufBuilder b;
+    b.texts("tokenizer.ggml.tokens", texts).number("tokenizer.ggml.eos_token_id", 1);
+    const std::string bytes = b.file();
+    return end_tokens(parse_gguf(std::as_bytes(std::span(bytes)), "m.gguf").metadata);
+  };
+  using Ids = std::vector<TokenId>;
+  EXPECT_EQ(ends({"a", "<|end|>"}), Ids{1});  // Phi's
+  EXPECT_EQ(ends({"a", "<|return|>", "<|end|>"}), (Ids{1, 2}));
+  EXPECT_EQ(ends({"a", "<|return|>", "<|end|>", "<|call|>"}), (Ids{1, 3}));
+  EXPECT_EQ(ends({"<|call|>", "<|end|>", "<|return|>"}), (Ids{0, 2}));  // though the file names it
+}
+
 TEST(GgufTokenizer, WhatDoesNotFitIsNamed) {
   const auto refused = [](std::string_view what, const GgufBuilder& b) {
     expect_refused(what, [&] { tokenizer_of(b); });

@@ -243,7 +243,7 @@ REFUSED = {
     "a seed in a message": (message(seed=1), 400, "seed"),
     "no max_tokens": (post("/v1/messages", json.dumps({"messages": ASKED}).encode()), 400, "max_tokens"),
     "a temperature above Anthropic's": (message(temperature=1.5), 400, "temperature"),
-    "thinking": (message(thinking={"type": "enabled", "budget_tokens": 1024}), 400, "thinking"),
+    "thinking": (message(thinking={"type": "always"}), 400, "thinking"),
     "a system that is a number": (message(system=7), 400, "system"),
     "a PDF in base64": (message(messages=[{"role": "user", "content": [{"type": "document", "source": {"type": "base64", "data": ""}}]}]), 400, "/v1/contexts"),
     # ---- Contexts. ----

@@ -91,6 +91,39 @@ def weights(c: dict, seed: int) -> dict[str, tuple[tuple[int, ...], bytes]]:
     return tensors
 
 
+def write_talker(folder: pathlib.Path, marks: list[str], script: list[str]) -> pathlib.Path:
+    """A model that says the next token of the script behind each of its tokens, whatever is asked.
+
+    Tokens of the script are `marks` (added to the tokenizer, not special), single bytes or "<|end|>", none of them twice.
+    """
+    write(folder, layers=1)
+    c, names = config(1, 1 << 18), tokenizer()
+    ids = {mark: c["vocab_size"] + i for i, mark in enumerate(marks)}
+    names["added_tokens"] += [{"id": i, "content": mark, "special": False, "normalized": False} for mark, i in ids.items()]
+    c |= {"vocab_size": c["vocab_size"] + len(marks), "tie_word_embeddings": False}
+    chain = [EOS if said == "<|end|>" else ids.get(said, names["model"]["vocab"].get(said)) for said in script]
+    if None in chain or len(set(chain)) < len(chain) or len(chain) > c["hidden_size"]:
+        raise ValueError(f"a script of single tokens, {c['hidden_size']} at most, none twice: {script}")
+    hidden, embed, head = c["hidden_size"], array.array("f"), array.array("f")
+    for token in range(c["vocab_size"]):  # the layer adds nothing: each token points to the next
+        at, behind = (chain.index(token) if token in chain else -1), (chain.index(token) - 1 if token in chain else -1)
+        embed.extend(float(i == at) for i in range(hidden))
+        head.extend(float(i == behind) for i in range(hidden))
+    tensors = {}
+    for name, shape in shapes(c).items():
+        count = shape[0] * (shape[1] if len(shape) > 1 else 1)
+        tensors[name] = (shape, array.array("f", [1.0 if len(shape) == 1 else 0.0] * count))
+    tensors["model.embed_tokens.weight"] = ((c["vocab_size"], hidden), embed)
+    tensors["lm_head.weight"] = ((c["vocab_size"], hidden), head)
+    if sys.byteorder == "big":
+        for _, values in tensors.values():
+            values.byteswap()
+    (folder / "config.json").write_text(json.dumps(c), encoding="utf-8")
+    (folder / "tokenizer.json").write_text(json.dumps(names), encoding="utf-8")
+    (folder / "model.safetensors").write_bytes(safetensors({n: (s, v.tobytes()) for n, (s, v) in tensors.items()}))
+    return folder
+
+
 def write(folder: pathlib.Path, seed: int = 1, layers: int = 2, max_positions: int = 1 << 18) -> pathlib.Path:
     folder.mkdir(parents=True)
     c = config(layers, max_positions)

@@ -50,6 +50,7 @@ class StillVoice : public Voice {
   Json whole(const std::vector<Answer>&, const Reuse&) override { return {}; }
   std::string opening(const std::string&) override { return {}; }
   std::string piece(std::size_t, std::string_view) override { return {}; }
+  std::string thought(std::size_t, std::string_view) override { return {}; }
   std::string end_of(std::size_t, const Answer&, const Reuse&) override { return {}; }
   std::string closing(const std::vector<Answer>&) override { return {}; }
   std::string failure(const ApiError&) override { return {}; }

@@ -6,6 +6,8 @@
 #include <gtest/gtest.h>
 
 #include "lodestone/error.h"
+#include "support/refusal.h"
+#include "support/source_dir.h"
 #include "support/tiny_tokenizer.h"
 
 namespace lode {
@@ -39,14 +41,14 @@ TEST_F(Chat, HeadAndTailAreTheConversation) {
   const std::vector<std::string> turns = {"Who?", "Ann.", "When?"};
   const std::string document = "  A text about <bos> and <eos>.\n";
   const DocumentChat chat = about(kChat, false, "Be brief.");
-  const std::string all = text_of(chat.head(document).parts) + text_of(chat.tail(document, turns));
+  const std::string all = text_of(chat.head(document).parts) + text_of(chat.tail(document, turns).parts);
   EXPECT_EQ(all,
             "<bos><bos>system\nBe brief.<eos>\n<bos>user\nA text about <bos> and <eos>.\n\n\nWho?<eos>\n"
             "<bos>assistant\nAnn.<eos>\n<bos>user\nWhen?<eos>\n<bos>assistant\n");
   const DocumentChat in_system = about(kChat, true, "Be brief.");
   EXPECT_EQ(text_of(in_system.head(document).parts),
             "<bos><bos>system\nBe brief.\n\n  A text about <bos> and <eos>.");
-  EXPECT_EQ(text_of(in_system.tail(document, {turns.data(), 1})),
+  EXPECT_EQ(text_of(in_system.tail(document, {turns.data(), 1}).parts),
             "<eos>\n<bos>user\nWho?<eos>\n<bos>assistant\n");
   const DocumentChat again(DocumentChat::from_json(chat.to_json(), "t"), tokens_, "t");
   EXPECT_EQ(text_of(again.head(document).parts), text_of(chat.head(document).parts));
@@ -59,12 +61,12 @@ TEST_F(Chat, ContentNeverBecomesASpecialToken) {
   std::vector<TokenId> tokens = encoded(chat.head(document).parts);
   EXPECT_EQ(std::count(tokens.begin(), tokens.end(), eos_), 0);
   EXPECT_EQ(std::count(tokens.begin(), tokens.end(), bos_), 2);
-  const std::vector<TokenId> tail = encoded(chat.tail(document, turns));
+  const std::vector<TokenId> tail = encoded(chat.tail(document, turns).parts);
   EXPECT_EQ(std::count(tail.begin(), tail.end(), eos_), 1);
   EXPECT_EQ(std::count(tail.begin(), tail.end(), bos_), 1);
   tokens.insert(tokens.end(), tail.begin(), tail.end());
   EXPECT_EQ(tokenizer_.decode(tokens, false),
-            text_of(chat.head(document).parts) + text_of(chat.tail(document, turns)));
+            text_of(chat.head(document).parts) + text_of(chat.tail(document, turns).parts));
   // Parts that are harmless are one text: merges go across their seams.
   EXPECT_EQ(encoded({{"a"}, {"b", 0}, {"a", 1}, {"b"}}), std::vector<TokenId>{260});
   // A content that is nothing but a special token's text, between two that are meant.
@@ -79,6 +81,54 @@ TEST_F(Chat, EndsOfTurns) {
   EXPECT_TRUE(ChatTemplate("{% for m in messages %}{{ m.content }}\n{% endfor %}", tokens_, "t")
                   .ends_of_turn(tokenizer_)
                   .empty());
+}
+
+/// A tokenizer with these special tokens from id 300 on.
+Tokenizer with_specials(const std::vector<std::string>& texts) {
+  Json json = test::byte_level_tokenizer();
+  for (std::size_t i = 0; i < texts.size(); ++i)
+    json["added_tokens"].push_back({{"id", 300 + i}, {"content", texts[i]}, {"special", true}});
+  return Tokenizer::parse(json.dump(), "t");
+}
+
+TEST_F(Chat, AChannelsEndIsNoEndOfATurn) {
+  const ChatTemplate chat("{% for m in messages %}{{ m.role }}:{{ m.content }}<|end|>{% endfor %}", tokens_,
+                          "t");
+  EXPECT_EQ(chat.ends_of_turn(with_specials({"<|end|>"})), std::vector<TokenId>{300});
+  EXPECT_EQ(chat.ends_of_turn(with_specials({"<|end|>", "<|return|>"})), std::vector<TokenId>{300});
+  EXPECT_TRUE(chat.ends_of_turn(with_specials({"<|end|>", "<|return|>", "<|call|>"})).empty());
+}
+
+TEST_F(Chat, WhetherToThinkIsSaidBehindTheDocumentAlone) {
+  const std::string rest =
+      "{{ messages[0].content }}{% if enable_thinking is defined and not enable_thinking %}<think></think>{% "
+      "endif %}";
+  const std::string document = "A text.";
+  const std::vector<std::string> turns = {"Who?"};
+  const auto tail = [&](const std::string& source, std::optional<bool> think) {
+    const DocumentChat::Tail said = about(source).tail(document, turns, think);
+    return text_of(said.parts) + "|" + said.remark.substr(0, 17);
+  };
+  EXPECT_EQ(tail(rest, {}), "\n\nWho?|");
+  EXPECT_EQ(tail(rest, false), "\n\nWho?<think></think>|");
+  EXPECT_EQ(tail(rest, true), "\n\nWho?|");  // as by itself
+  EXPECT_EQ(tail("{% if thinking %}Think.{% endif %}" + rest, true), "\n\nWho?|the chat template");
+  EXPECT_EQ(tail("{{ messages[0].content }}", false), "\n\nWho?|the chat template");
+}
+
+TEST_F(Chat, WhetherToThinkInModelsTemplates) {
+  const std::string document = "A text.";
+  const std::vector<std::string> turns = {"Who?"};
+  const auto end_of = [&](const std::string& name, std::optional<bool> think) {
+    const std::string source =
+        test::bytes_of_file(source_dir() / "tests/golden/chat/templates" / (name + ".jinja"));
+    const DocumentChat::Tail tail = about(source).tail(document, turns, think);
+    const std::string text = text_of(tail.parts);
+    return (tail.remark.empty() ? "" : "(left aside)") + text.substr(text.rfind("ssistant") + 8);
+  };
+  EXPECT_EQ(end_of("qwen3", false), "\n<think>\n\n</think>\n\n");
+  EXPECT_EQ(end_of("glm4.5", false), "|>\n<think></think>");
+  EXPECT_EQ(end_of("deepseek-r1", false), "(left aside)｜><think>\n");  // it always thinks
 }
 
 TEST_F(Chat, ContentsAsLists) {

@@ -181,11 +181,16 @@ GenerateOptions generate_options(const Question& question, const Prompt& prompt,
   return options;
 }
 
+void add_notice(Answer& answer, const std::string& notice) {
+  if (!notice.empty()) answer.notice += (answer.notice.empty() ? "" : "; ") + notice;
+}
+
 /// The stop string of the request that ended the answer; empty when something else did.
 std::string stop_string(const Generation& generation, const Tokenizer& tokenizer,
                         const std::vector<std::string>& stops) {
   if (stops.empty() || !generation.stopped) return {};
-  const std::string all = tokenizer.decode(generation.tokens);
+  const std::string all = tokenizer.decode(
+      std::span(generation.tokens).subspan(static_cast<std::size_t>(generation.thought_tokens)));
   for (const std::string& stop : stops)
     if (!stop.empty() && all.find(stop) != std::string::npos) return stop;
   return {};
@@ -349,8 +354,9 @@ Request EngineBackend::request_of(Job& job, AutoChoice& chosen) {
     job.model = job.opened.model;
   }
   Prompting& prompting = *job.model->prompting;
-  const Prompt prompt =
-      has_document ? prompting.behind(*job.opened.document, question.turns) : prompting.of(question.turns);
+  const Prompt prompt = has_document ? prompting.behind(*job.opened.document, question.turns, question.think)
+                                     : prompting.of(question.turns, question.think);
+  job.answer.notice = prompt.notice;
   const bool wanted = has_document && question.want_sources;
   if (wanted) job.no_sources = why_no_sources(*job.opened.document);
   job.want_sources = wanted && job.no_sources.empty();
@@ -383,6 +389,9 @@ void EngineBackend::begin(const JobPtr& job, const Library::Opened& opened) {
     const std::string ready = raw->trimmer.push(piece);
     raw->text += ready;
     if (!ready.empty()) raw->listener.on_text(ready);
+  };
+  request.options.on_thought = [raw = job.get()](std::string_view piece) {
+    if (raw->listener.on_thought) raw->listener.on_thought(piece);
   };
   const std::lock_guard lock(mutex_);
   if (stop_) throw ApiError(503, "the server is stopping");
@@ -456,6 +465,8 @@ void EngineBackend::tell(Job& job) const {
     answer.ending = ending_of(result.ending);
     answer.stop_string = stop_string(generation, job.model->model->tokenizer(), job.stop);
     answer.answer_tokens = std::ssize(generation.tokens);
+    answer.thoughts = generation.thoughts;
+    answer.thought_tokens = generation.thought_tokens;
     const WorkReport& work = generation.work;
     const WorkReport& drafts = result.exact.drafts;
     answer.read_bytes = work.kv_bytes + work.selector_bytes + drafts.kv_bytes + drafts.selector_bytes;
@@ -471,8 +482,13 @@ void EngineBackend::tell(Job& job) const {
       answer.why = "beside others about the same document it is read in full, together";
     }
     if (!generation.work.dense_reason.empty()) answer.why = generation.work.dense_reason;
-    answer.notice = generation.work.notice;
-    if (!job.no_sources.empty()) answer.notice += (answer.notice.empty() ? "" : "; ") + job.no_sources;
+    add_notice(answer, generation.work.notice);
+    add_notice(answer, job.no_sources);
+    if (!generation.stopped && answer.thought_tokens > 0 && answer.thought_tokens == answer.answer_tokens)
+      add_notice(answer,
+                 fmt::format("the model was still thinking when its {} tokens were used up: allow it more "
+                             "(max_tokens)",
+                             answer.answer_tokens));
     answer.queued_seconds = job.waited + result.queued_seconds;
     answer.first_token_seconds = result.first_token_seconds;
     answer.seconds = std::chrono::duration<double>(Clock::now() - job.since).count();

@@ -12,6 +12,8 @@ namespace lode::serve {
 
 namespace {
 
+constexpr const char* kNoTemplate = "there is no chat template that could be told whether to think";
+
 /// A request's fault, unlike those of files.
 template <class Make>
 auto of_request(Make make) {
@@ -50,28 +52,36 @@ Prompting::Prompting(std::shared_ptr<const Model> model, std::string question_te
     chat_.emplace(source, ChatTokens::of(model_->tokenizer(), config.bos, config.eos), where_);
 }
 
-Prompt Prompting::of(const std::vector<Turn>& turns) const {
+Prompt Prompting::of(const std::vector<Turn>& turns, std::optional<bool> think) const {
   if (!chat_) {
     PromptText plain = plain_prompt(turns, question_template_, false);
-    return {model_->tokenizer().encode(plain.text, Tokenizer::Bos::as_template), std::move(plain.stop)};
+    return {.tokens = model_->tokenizer().encode(plain.text, Tokenizer::Bos::as_template),
+            .stop = std::move(plain.stop),
+            .notice = think ? kNoTemplate : ""};
   }
   std::vector<ChatMessage> messages;
   for (const Turn& turn : turns) messages.push_back({turn.role, turn.text});
   return of_request([&] {
-    return Prompt{.tokens = encoder_.encode(chat_->render(messages, true, std::time(nullptr))), .stop = {}};
+    return Prompt{.tokens = encoder_.encode(
+                      chat_->render(messages, true, std::time(nullptr), thinking_variables(think))),
+                  .stop = {}};
   });
 }
 
-Prompt Prompting::behind(const Document& document, const std::vector<Turn>& turns) const {
+Prompt Prompting::behind(const Document& document, const std::vector<Turn>& turns,
+                         std::optional<bool> think) const {
   const std::string* const stored = document.attachment(DocumentChat::kAttachment);
   if (stored == nullptr) {
     PromptText plain = plain_prompt(turns, question_template_, true);
-    return {model_->tokenizer().encode(plain.text, Tokenizer::Bos::none), std::move(plain.stop)};
+    return {.tokens = model_->tokenizer().encode(plain.text, Tokenizer::Bos::none),
+            .stop = std::move(plain.stop),
+            .notice = think ? kNoTemplate : ""};
   }
   return of_request([&] {
     const DocumentChat chat =
         document_chat(*model_, DocumentChat::from_json(*stored, "the context's chat template"), where_);
-    return Prompt{.tokens = encoder_.encode(chat.tail(document.text(), alternating(turns))), .stop = {}};
+    const DocumentChat::Tail tail = chat.tail(document.text(), alternating(turns), think);
+    return Prompt{.tokens = encoder_.encode(tail.parts), .stop = {}, .notice = tail.remark};
   });
 }
 

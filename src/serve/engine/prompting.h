@@ -18,6 +18,7 @@ namespace lode::serve {
 struct Prompt {
   std::vector<TokenId> tokens;
   std::vector<std::string> stop;  ///< besides the request's own
+  std::string notice = {};        ///< what was asked for and could not be had; may be empty
 };
 
 /// Turns as a document's conversation goes on: question, answer, question ... What a system says stands before the next
@@ -29,10 +30,12 @@ class Prompting {
   /// `question_template`: with {question}, for a model without a chat template.
   Prompting(std::shared_ptr<const Model> model, std::string question_template);
 
-  /// ApiError 400 when the template refuses the turns.
-  Prompt of(const std::vector<Turn>& turns) const;
+  /// `think`: whether the template lets the model think; none: as it does by itself. ApiError 400 when the template
+  /// refuses the turns.
+  Prompt of(const std::vector<Turn>& turns, std::optional<bool> think = {}) const;
   /// What follows a document.
-  Prompt behind(const Document& document, const std::vector<Turn>& turns) const;
+  Prompt behind(const Document& document, const std::vector<Turn>& turns,
+                std::optional<bool> think = {}) const;
   /// What is indexed of a document's text.
   IndexedText document(const std::string& text) const;
   /// Keeps one answer to a JSON schema. ApiError 400 when the schema is refused.
