@@ -143,15 +143,31 @@ std::string first_not_finite(const ModelWeights& m, ThreadPool* pool) {
   return found == bad.end() ? std::string() : pieces[static_cast<std::size_t>(found - bad.begin())].name;
 }
 
+/// A weight without data.
+Weight sized_of(Place place, const ModelConfig& c, int layer, WeightType type) {
+  if (!has_weight(place, c, layer)) return {};
+  const auto shape = shape_of(place, c, layer);
+  const bool vector = shape.size() == 1, small = vector || place == Place::delta_conv;  // never quantised
+  const std::int64_t rows = vector ? 1 : shape[shape.size() - 2];
+  return {nullptr, small && !is_plain(type) ? WeightType::f32 : type, rows, shape.back()};
+}
+
+void set_delta_shapes(DeltaWeights& w, const ModelConfig& c, int layer, WeightType type) {
+  for (const auto& [place, weight] : {std::pair{Place::delta_qkv, &w.qkv},
+                                      {Place::delta_z, &w.z},
+                                      {Place::delta_b, &w.b},
+                                      {Place::delta_a, &w.a},
+                                      {Place::delta_conv, &w.conv},
+                                      {Place::delta_dt_bias, &w.dt_bias},
+                                      {Place::delta_decay, &w.decay},
+                                      {Place::delta_norm, &w.norm},
+                                      {Place::delta_out, &w.out}})
+    *weight = sized_of(place, c, layer, type);
+}
+
 /// What random() fills: no biases, and no output when it is tied.
 void set_shapes(ModelWeights& m, const ModelConfig& c, WeightType type) {
-  const auto sized = [&](Place place, int layer) {
-    if (!has_weight(place, c, layer)) return Weight{};
-    const auto shape = shape_of(place, c, layer);
-    const bool vector = shape.size() == 1;  // vectors are never quantised
-    const std::int64_t rows = vector ? 1 : shape[shape.size() - 2];
-    return Weight{nullptr, vector && !is_plain(type) ? WeightType::f32 : type, rows, shape.back()};
-  };
+  const auto sized = [&](Place place, int layer) { return sized_of(place, c, layer, type); };
   m.embedding = sized(Place::embedding, -1);
   m.final_norm = sized(Place::final_norm, -1);
   if (!c.tied_embeddings) m.output = sized(Place::output, -1);
@@ -161,6 +177,11 @@ void set_shapes(ModelWeights& m, const ModelConfig& c, WeightType type) {
     w.attention_norm = sized(Place::attention_norm, i);
     w.mlp_norm = sized(Place::mlp_norm, i);
     w.q = sized(Place::q, i);
+    if (const Weight both = sized(Place::q_and_gate, i); both.rows > 0) {
+      w.q = w.attention_gate = both;
+      w.q.rows = w.attention_gate.rows = both.rows / 2;
+    }
+    set_delta_shapes(w.delta, c, i, type);
     w.k = sized(Place::k, i);
     w.v = sized(Place::v, i);
     w.q_norm = sized(Place::q_norm, i);
@@ -172,6 +193,7 @@ void set_shapes(ModelWeights& m, const ModelConfig& c, WeightType type) {
     w.sinks = sized(Place::sinks, i);
     if (!c.plan.layer(i).experts) continue;
     w.router = sized(Place::router, i);
+    w.shared_gate = sized(Place::shared_gate, i);
     const ExpertWeights expert = {.gate = sized(Place::expert_gate, i),
                                   .up = sized(Place::expert_up, i),
                                   .down = sized(Place::expert_down, i),

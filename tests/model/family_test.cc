@@ -121,6 +121,29 @@ INSTANTIATE_TEST_SUITE_P(Models, FamilyGolden,
                            return name;
                          });
 
+TEST(Families, RandomWeightsAreThoseThatAFileHas) {
+  for (const char* name : {"llama", "qwen3", "gpt-oss", "qwen3-moe", "qwen35", "qwen35-moe", "qwen3-next"}) {
+    SCOPED_TRACE(name);
+    const FamilyModel model(kFamilies / name);
+    const ModelWeights random = ModelWeights::random(model.config, DType::f32, 1);
+    for (std::size_t i = 0; i < random.layers.size(); ++i) {
+      const LayerWeights &made = random.layers[i], &read = model.weights.layers[i];
+      for (const auto member : {&LayerWeights::q, &LayerWeights::k, &LayerWeights::v, &LayerWeights::o,
+                                &LayerWeights::q_norm, &LayerWeights::attention_gate, &LayerWeights::gate,
+                                &LayerWeights::router, &LayerWeights::shared_gate, &LayerWeights::sinks}) {
+        EXPECT_EQ((made.*member).rows, (read.*member).rows);
+        EXPECT_EQ((made.*member).cols, (read.*member).cols);
+      }
+      for (const auto member :
+           {&DeltaWeights::qkv, &DeltaWeights::z, &DeltaWeights::b, &DeltaWeights::a, &DeltaWeights::conv,
+            &DeltaWeights::dt_bias, &DeltaWeights::decay, &DeltaWeights::norm, &DeltaWeights::out}) {
+        EXPECT_EQ((made.delta.*member).rows, (read.delta.*member).rows);
+        EXPECT_EQ((made.delta.*member).cols, (read.delta.*member).cols);
+      }
+    }
+  }
+}
+
 TEST(Families, PlansSayWhatIsNotLlama) {
   const auto plan = [](const char* name) { return read_config(kFamilies / name).plan; };
   EXPECT_EQ(plan("mistral-window").layer(1).window, 8);
