@@ -168,6 +168,7 @@ struct Generation {
   std::string thoughts;
   std::int64_t thought_tokens = 0;  ///< of `tokens`: thoughts and the marks around them
   bool stopped = false;             ///< by a stop string or EOS, not by the limit
+  std::string stop;                 ///< the stop string that ended the answer; empty: none has
   WorkReport work;                  ///< of the sparse part: prompt's sparse tokens and generation
   double prompt_seconds = 0, decode_seconds = 0;
 };

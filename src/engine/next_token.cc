@@ -33,7 +33,10 @@ bool TextCollector::take(std::string piece) {
   text_ += piece;
   std::size_t cut = std::string::npos;
   for (const std::string& stop : options_.stop) {
-    if (!stop.empty()) cut = std::min(cut, text_.find(stop));
+    const std::size_t at = stop.empty() ? std::string::npos : text_.find(stop);
+    if (at >= cut) continue;
+    cut = at;
+    stop_ = stop;
   }
   if (cut != std::string::npos) {
     text_.resize(cut);

@@ -29,6 +29,8 @@ class TextCollector {
   std::string_view text() const { return text_; }
   /// Behind the tokens that were pushed.
   const Thoughts& thoughts() const { return thoughts_; }
+  /// The stop string that ended the text; empty: none has.
+  std::string_view stop() const { return stop_; }
   /// Whether the token that was pushed last belongs to the answer.
   bool answers() const { return part_ == Thoughts::Part::answer; }
 
@@ -55,7 +57,8 @@ class TextCollector {
   bool thought_begun_ = false;   ///< the one that is open has text
   bool behind_thought_ = false;  ///< blanks are dropped until the answer begins
   std::size_t released_ = 0;
-  bool cut_ = false;  ///< at a stop string
+  bool cut_ = false;       ///< at a stop string
+  std::string_view stop_;  ///< that one
 };
 
 /// The logits [V] of one row that tokens have; changes those that no token has.

@@ -343,13 +343,18 @@ bool RunningAnswer::add(TokenId token) {
   return true;
 }
 
-/// True when a stop string ends the answer.
+/// True when a stop string ends the answer. Blanks in front of thoughts count as theirs.
 bool RunningAnswer::add_text(TokenId token) {
   Generation& g = answer_.generation;
   const bool thinking = text_ && !text_->answers();
   const bool stopped = text_ && text_->push(token);
   const bool answers = !text_ || text_->answers();
-  if (!answers) ++g.thought_tokens;
+  if (!answers && text_->text().empty()) {
+    g.thought_tokens = std::ssize(g.tokens);
+    said_.clear();
+  } else if (!answers) {
+    ++g.thought_tokens;
+  }
   if (answers && request_.filter) said_.push_back(token);
   if (answers && thinking) {  // it begins
     answer_from_ = std::ssize(g.tokens) - 1;
@@ -425,6 +430,7 @@ Answer RunningAnswer::finish(Ending ending) {
   if (text_) {
     g.text = text_->finish();
     g.thoughts = text_->finish_thoughts();
+    if (g.stopped) g.stop = text_->stop();
   }
   if (sequence_->method() != nullptr) g.work.notice = notice_of(*sequence_->method());
   if (audit_) {

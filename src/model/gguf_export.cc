@@ -142,7 +142,8 @@ void requantise(const std::filesystem::path& from, const std::filesystem::path& 
   const GgufModel model = GgufModel::open(from);
   GgufWriter writer;
   for (const auto& [key, value] : model.metadata().values()) {
-    if (key == "general.file_type" || key.starts_with("split.")) continue;
+    // Tensors lie at the writer's own alignment.
+    if (key == "general.file_type" || key == "general.alignment" || key.starts_with("split.")) continue;
     copy_value(key, value, writer);
   }
   std::vector<Source> sources;
@@ -160,7 +161,7 @@ void add_texts(const std::filesystem::path& folder, const ModelConfig& c, GgufWr
   const ModelSource source = ModelSource::open(folder);
   source.tokenizer();  // names what is damaged in it
   const Json tokenizer = parse_json(read_file(file, kMaxTokenizer), file.string());
-  add_tokenizer(tokenizer, file.string(), c.vocab, to);
+  add_tokenizer(tokenizer, file.string(), c.vocab, to, source.config().bos);
   const std::vector<TokenId>& ends = source.config().eos;
   const char* const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
                               "tokenizer.ggml.eom_token_id"};

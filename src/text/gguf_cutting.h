@@ -15,6 +15,17 @@ inline constexpr std::string_view kSentencePieceBlank = "\xe2\x96\x81";  // U+25
 /// without it mean one before every stretch between special tokens.
 inline constexpr std::string_view kPrependScheme = "lodestone.tokenizer.prepend_scheme";
 
+/// Our own: ids of added tokens that take the blanks in front of them or behind them, or stand between words alone, as
+/// tokenizer.json's fields of these names say. The format has no words for them.
+struct TokenFlag {
+  const char* field;
+  std::string_view key;
+};
+inline constexpr std::array<TokenFlag, 3> kTokenFlags = {
+    {{"lstrip", "lodestone.tokenizer.lstrip"},
+     {"rstrip", "lodestone.tokenizer.rstrip"},
+     {"single_word", "lodestone.tokenizer.single_word"}}};
+
 /// tokenizer.ggml.token_type
 enum class TokenKind { normal = 1, unknown, control, user_defined, unused, byte };
 

@@ -84,12 +84,19 @@ Json vocab_json(const Vocabulary& v, const std::string& where) {
   return vocab;
 }
 
-Json added_json(const Vocabulary& v) {
+Json added_json(const GgufMetadata& m, const Vocabulary& v) {
+  std::array<std::vector<std::int64_t>, kTokenFlags.size()> flagged;
+  for (std::size_t i = 0; i < kTokenFlags.size(); ++i)
+    if (m.has(kTokenFlags[i].key)) flagged[i] = m.integers(kTokenFlags[i].key, 0, std::ssize(v.texts) - 1);
   Json added = Json::array();
   for (std::size_t i = 0; i < v.texts.size(); ++i) {
     const bool special = v.kinds[i] == TokenKind::control || v.kinds[i] == TokenKind::unknown;
     if ((!special && v.kinds[i] != TokenKind::user_defined) || v.texts[i].empty()) continue;
-    added.push_back({{"id", i}, {"content", v.texts[i]}, {"special", special}, {"normalized", false}});
+    Json token = {{"id", i}, {"content", v.texts[i]}, {"special", special}, {"normalized", false}};
+    for (std::size_t f = 0; f < kTokenFlags.size(); ++f)
+      if (std::ranges::find(flagged[f], static_cast<std::int64_t>(i)) != flagged[f].end())
+        token[kTokenFlags[f].field] = true;
+    added.push_back(std::move(token));
   }
   return added;
 }
@@ -150,7 +157,7 @@ Json byte_level_json(const GgufMetadata& m) {
             {"ignore_merges", cutting.whole_words},
             {"vocab", vocab_json(v, m.where())},
             {"merges", merges_json(m)}}},
-          {"added_tokens", added_json(v)},
+          {"added_tokens", added_json(m, v)},
           {"post_processor", post_processor(m, v, cutting.bos)},
           {"decoder", {{"type", "ByteLevel"}}}};
 }
@@ -217,7 +224,7 @@ Json sentencepiece_json(const GgufMetadata& m, bool by_merges) {
   return {{"normalizer", std::move(blanks.normalizer)},
           {"pre_tokenizer", std::move(blanks.pre_tokenizer)},
           {"model", std::move(model)},
-          {"added_tokens", added_json(v)},
+          {"added_tokens", added_json(m, v)},
           {"post_processor", post_processor(m, v, true)},
           {"decoder", {{"type", "Sequence"}, {"decoders", std::move(decoders)}}}};
 }

@@ -2,6 +2,7 @@
 // The tokenizer of a GGUF file, written as the tokenizer.json that says the same.
 #pragma once
 
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +25,8 @@ std::vector<TokenId> end_tokens(const GgufMetadata& metadata);
 /// unused ones. InputError for what GGUF has no words for: it takes byte-level BPE whose way to cut texts is one
 /// of those that the files know by name, and BPE with byte_fallback whose blanks become U+2581: by scores where
 /// these say the same as the merges, else by the list of merges, as Gemma 4 has it.
-void add_tokenizer(const Json& tokenizer, std::string_view where, std::int64_t vocab, GgufWriter& to);
+/// `bos`: the model's, which chat templates may name where texts do not begin with it.
+void add_tokenizer(const Json& tokenizer, std::string_view where, std::int64_t vocab, GgufWriter& to,
+                   std::span<const TokenId> bos = {});
 
 }  // namespace lode

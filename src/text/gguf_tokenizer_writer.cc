@@ -155,6 +155,16 @@ void add_tokens(const Tokens& tokens, GgufWriter& to) {
   to.add_i32s("tokenizer.ggml.token_type", kinds);
 }
 
+/// What added tokens do to the text around them.
+void add_token_flags(const Json& tokenizer, std::string_view where, GgufWriter& to) {
+  for (const auto& [field, key] : kTokenFlags) {
+    std::vector<std::int32_t> ids;
+    for (const Json& added : json_member(tokenizer, "added_tokens"))
+      if (flag(added, field, where)) ids.push_back(added["id"].get<std::int32_t>());
+    if (!ids.empty()) to.add_i32s(key, ids);
+  }
+}
+
 void add_byte_level(const Json& tokenizer, const Tokens& tokens, std::string_view where, GgufWriter& to) {
   to.add("tokenizer.ggml.model", std::string_view("gpt2"));
   to.add("tokenizer.ggml.pre", cutting_name(tokenizer, where));
@@ -335,14 +345,18 @@ void add_sentencepiece(const Json& tokenizer, Tokens& tokens, std::string_view w
 
 }  // namespace
 
-void add_tokenizer(const Json& tokenizer, std::string_view where, std::int64_t vocab, GgufWriter& to) {
+void add_tokenizer(const Json& tokenizer, std::string_view where, std::int64_t vocab, GgufWriter& to,
+                   std::span<const TokenId> bos) {
   Tokens tokens = read_tokens(tokenizer, vocab, where);
   if (flag(json_member(tokenizer, "model"), "byte_fallback", where))
     add_sentencepiece(tokenizer, tokens, where, to);
   else
     add_byte_level(tokenizer, tokens, where, to);
+  add_token_flags(tokenizer, where, to);
   const std::optional<std::string> first = first_token(tokenizer, where);
   to.add("tokenizer.ggml.add_bos_token", first.has_value());
+  if (!first && !bos.empty())
+    to.add_u32("tokenizer.ggml.bos_token_id", static_cast<std::uint32_t>(bos.front()));
   if (!first) return;
   const auto at = std::find(tokens.texts.begin(), tokens.texts.end(), *first);
   if (at == tokens.texts.end())

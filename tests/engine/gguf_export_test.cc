@@ -21,6 +21,7 @@
 #include "lodestone/error.h"
 #include "model/config.h"
 #include "support/family_folder.h"
+#include "support/gguf_file.h"
 #include "support/refusal.h"
 #include "support/source_dir.h"
 
@@ -70,6 +71,22 @@ TEST_F(GgufExportTest, AModelAnswersAsItDid) {
     EXPECT_LT(relative_error(expected, logits_of(model, ids)), most) << file;
   }
   for (const auto& file : {f16, q8, again}) std::filesystem::remove(file);
+}
+
+TEST_F(GgufExportTest, AFileOfAnotherAlignmentIsReadAgain) {
+  const auto from = path("aligned"), to = path("usual");
+  for (const std::size_t more : {0, 32}) {  // one of them ends the head where only the usual alignment does
+    test::GgufBuilder b{.data = std::string(256, '\1'), .alignment = 64};
+    b.number("general.alignment", 64).text("general.name", std::string(1 + more, 'n'));
+    b.tensor("a.weight", {32}, 0, 0).tensor("b.weight", {32}, 0, 128);
+    std::ofstream(from, std::ios::binary) << b.file();
+    export_gguf(from, to, {.type = WeightType::f32}, pool_);
+    const GgufModel model = GgufModel::open(to);
+    for (const auto& [name, tensor] : model.tensors)
+      EXPECT_EQ(tensor.bytes.back(), std::byte{1}) << name << " " << more;
+    EXPECT_EQ(model.tensors.at("a.weight").bytes.front(), std::byte{1}) << more;
+  }
+  for (const auto& file : {from, to}) std::filesystem::remove(file);
 }
 
 TEST_F(GgufExportTest, RandomModelsOfEveryTypeComeCloseToFloat32Activations) {

@@ -64,11 +64,12 @@ GgufBuilder converted(const Json& json, const char* cutting) {
   return b.number("tokenizer.ggml.bos_token_id", json["model"]["vocab"]["<s>"].get<std::uint32_t>());
 }
 
-/// Added tokens that strip blanks or stand alone: GGUF cannot say so.
-std::vector<std::string> odd_tokens(const Json& json) {
+/// Added tokens that strip blanks or stand alone, of which converted files say nothing.
+std::vector<std::string> odd_tokens(const Json& json, const std::vector<const char*>& keys = {
+                                                          "lstrip", "rstrip", "single_word", "normalized"}) {
   std::vector<std::string> odd;
   for (const Json& token : json["added_tokens"])
-    for (const char* key : {"lstrip", "rstrip", "single_word", "normalized"})
+    for (const char* key : keys)
       if (token[key] == true) odd.push_back(token["content"].get<std::string>());
   odd.push_back("cafe\xcc\x81");  // equal to one of them when normalised
   return odd;
@@ -175,7 +176,7 @@ Json with_cuts_apart(const Json& json) {
 void expect_same_tokens(const Json& json, const Tokenizer& written) {
   const Tokenizer original = Tokenizer::parse(json.dump(), "tokenizer.json");
   const Json texts = read_json("tokenizers/texts.json")["texts"];
-  const std::vector<std::string> odd = odd_tokens(json);
+  const std::vector<std::string> odd = odd_tokens(json, {"normalized"});
   const bool decodes = json["decoder"]["type"] != "Metaspace";  // such a one leaves byte tokens as they are
   int compared = 0;
   for (const Json& one : texts) {
@@ -268,6 +269,34 @@ TEST(WrittenTokenizer, WhatGgufHasNoWordsForIsNamed) {
   refused("'byte_fallback'", "/model/byte_fallback", false);
   GgufWriter writer;
   expect_refused("vocabulary of 100", [&] { add_tokenizer(llama, "tokenizer.json", 100, writer); });
+}
+
+TEST(WrittenTokenizer, WhatTokensDoToBlanksComesBack) {
+  for (const char* const golden : {"llama2", "qwen"}) {
+    Json json = read_json(std::string("tokenizers/") + golden + ".tokenizer.json");
+    Json& token = json["added_tokens"][1];
+    const std::string text = "a \n" + token["content"].get<std::string>() + " \n b";
+    for (const char* const field : {"lstrip", "rstrip", "single_word"}) token[field] = true;
+    token["normalized"] = false;
+    const auto encode = [&](const Tokenizer& t) {
+      return t.encode(text, Tokenizer::Bos::none, Tokenizer::Special::parsed);
+    };
+    EXPECT_EQ(encode(Written(json).tokenizer()), encode(Tokenizer::parse(json.dump(), "tokenizer.json")))
+        << golden;
+  }
+}
+
+TEST(WrittenTokenizer, ABeginningThatTextsDoNotHaveIsNamed) {
+  Json json = read_json("tokenizers/llama2.tokenizer.json");
+  json["post_processor"] = nullptr;
+  GgufWriter writer;
+  const std::vector<TokenId> bos = {1};
+  add_tokenizer(json, "tokenizer.json", 32000, writer, bos);
+  const std::string bytes = writer.metadata_alone();
+  const GgufFile file = parse_gguf(std::as_bytes(std::span(bytes)), "m.gguf");
+  EXPECT_EQ(file.metadata.integer("tokenizer.ggml.bos_token_id", 0, 9), 1);
+  const Tokenizer written = Tokenizer::parse(tokenizer_json(file.metadata), "m.gguf");
+  EXPECT_EQ(written.encode("a", Tokenizer::Bos::as_template), written.encode("a", Tokenizer::Bos::none));
 }
 
 /// A SentencePiece vocabulary of a few words.

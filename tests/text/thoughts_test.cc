@@ -25,7 +25,7 @@ Tokenizer marked(const std::vector<std::string>& plain, const std::vector<std::s
 
 /// What is collected of an answer, whole and piece by piece.
 struct Said {
-  std::string answer, thoughts, answer_pieces, thought_pieces;
+  std::string answer, thoughts, answer_pieces, thought_pieces, stop;
   std::size_t marks = 0;  ///< tokens that are no answer
   bool stopped = false, answering = false;
 };
@@ -48,6 +48,7 @@ Said collect(const Tokenizer& tokenizer, const std::string& prompt, const std::s
   }
   said.answering = collector.thoughts().answering();
   said.answer = collector.finish();
+  said.stop = collector.stop();
   said.thoughts = collector.finish_thoughts();
   EXPECT_EQ(said.answer_pieces, said.answer);
   EXPECT_EQ(said.thought_pieces, said.thoughts);
@@ -137,6 +138,10 @@ TEST(Thoughts, StopTextsAreTheAnswersAlone) {
   const Said said = collect(t, "", "<think>a.\nb</think>\nc.\nd", {"\n"});
   expect_said(said, "a.\nb", "c.");
   EXPECT_TRUE(said.stopped);
+  EXPECT_EQ(said.stop, "\n");
+  // Blanks between thoughts and the answer are neither's.
+  EXPECT_EQ(collect(t, "", "<think>a</think>\n\nc.", {"\n\n"}).stop, "");
+  EXPECT_EQ(collect(t, "", "one two", {"two", "one"}).stop, "one");  // the first in the text
 }
 
 TEST(Thoughts, ACutStreamKeepsWhatWasSaid) {

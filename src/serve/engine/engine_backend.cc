@@ -186,14 +186,8 @@ void add_notice(Answer& answer, const std::string& notice) {
 }
 
 /// The stop string of the request that ended the answer; empty when something else did.
-std::string stop_string(const Generation& generation, const Tokenizer& tokenizer,
-                        const std::vector<std::string>& stops) {
-  if (stops.empty() || !generation.stopped) return {};
-  const std::string all = tokenizer.decode(
-      std::span(generation.tokens).subspan(static_cast<std::size_t>(generation.thought_tokens)));
-  for (const std::string& stop : stops)
-    if (!stop.empty() && all.find(stop) != std::string::npos) return stop;
-  return {};
+std::string stop_string(const Generation& generation, const std::vector<std::string>& stops) {
+  return std::ranges::find(stops, generation.stop) != stops.end() ? generation.stop : std::string();
 }
 
 /// What a neutral question attended to; null when it was not answered.
@@ -463,7 +457,7 @@ void EngineBackend::tell(Job& job) const {
     Answer& answer = job.answer;
     answer.text = std::move(job.text);
     answer.ending = ending_of(result.ending);
-    answer.stop_string = stop_string(generation, job.model->model->tokenizer(), job.stop);
+    answer.stop_string = stop_string(generation, job.stop);
     answer.answer_tokens = std::ssize(generation.tokens);
     answer.thoughts = generation.thoughts;
     answer.thought_tokens = generation.thought_tokens;
