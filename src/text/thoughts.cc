@@ -56,14 +56,14 @@ void Thoughts::find_marks() {
   }
 }
 
-/// A special token behind a mark ends a turn, and what a user has said of marks with it.
+/// A prompt opens a thought by a mark at its end. Text or a special token behind a mark says that somebody spoke of it.
 void Thoughts::read_prompt(TokenId token) {
   if (harmony()) {
     push_harmony(token);
   } else if (token == open_ || token == close_) {
     state_ = token == open_ ? State::thought : State::answer;
     thought_ = token == close_;
-  } else if (tokenizer_->is_special(token)) {
+  } else if (tokenizer_->is_special(token) || (state_ == State::thought && !is_blank(token))) {
     state_ = State::answer;
     thought_ = false;
   }

@@ -86,10 +86,10 @@ TEST(Thoughts, AWordOfTheAnswerIsNoMark) {
 
 TEST(Thoughts, ThePromptMayHaveOpenedThem) {
   const Tokenizer t = marked(kTags);
-  for (const char* prompt : {"Who?<eos><think>\n", "<think>a</think>b<eos>Who?<eos><think>", "<think>Well,"})
+  for (const char* prompt : {"Who?<eos><think>\n", "<think>a</think>b<eos>Who?<eos><think>"})
     expect_said(collect(t, prompt, "Hm.</think>Ada."), "Hm.", "Ada.");
-  for (const char* prompt :
-       {"Who?<eos><think>\n\n</think>\n\n", "What is <think>?<eos>", "<think>a</think>", ""})
+  for (const char* prompt : {"Who?<eos><think>\n\n</think>\n\n", "What is <think>?<eos>",
+                             "What is <think>?\nAnswer:", "<think>a</think>", ""})
     expect_said(collect(t, prompt, "Ada."), "", "Ada.");
   const std::vector<TokenId> before = {300}, prompt = {'\n'};
   EXPECT_FALSE(Thoughts(t, before, prompt).answering());
