@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "text/gguf_cutting.h"
 
+#include "text/pretokenizer.h"
+
 namespace lode {
 
 namespace {
@@ -27,15 +29,15 @@ constexpr std::string_view kDeepseek3 =
     R"([!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
 
 constexpr std::array<Cutting, 44> kCuttings = {{
-    {"gpt-2", {kCutGpt2}},
-    {"gpt2", {kCutGpt2}},
-    {"smollm", {kCutDigit, kCutGpt2}},
-    {"starcoder", {kCutDigit, kCutGpt2}},
-    {"refact", {kCutDigit, kCutGpt2}},
-    {"command-r", {kCutDigit, kCutGpt2}},
-    {"codeshell", {kCutDigit, kCutGpt2}},
-    {"exaone", {kCutDigit, kCutGpt2}},
-    {"minerva-7b", {kCutDigit, kCutGpt2}},
+    {"gpt-2", {kGpt2Cut}},
+    {"gpt2", {kGpt2Cut}},
+    {"smollm", {kCutDigit, kGpt2Cut}},
+    {"starcoder", {kCutDigit, kGpt2Cut}},
+    {"refact", {kCutDigit, kGpt2Cut}},
+    {"command-r", {kCutDigit, kGpt2Cut}},
+    {"codeshell", {kCutDigit, kGpt2Cut}},
+    {"exaone", {kCutDigit, kGpt2Cut}},
+    {"minerva-7b", {kCutDigit, kGpt2Cut}},
     {"llama-bpe", {kLlama3}, false, true, true},
     {"llama3", {kLlama3}, false, true, true},
     {"llama-v3", {kLlama3}, false, true, true},
@@ -65,12 +67,12 @@ constexpr std::array<Cutting, 44> kCuttings = {{
     {"deepseek-v3", {kThreeDigits, kDeepseekKana, kDeepseek3}},
     {"hunyuan-dense", {kThreeDigits, kDeepseekKana, kDeepseek3}},
     {"joyai-llm", {kThreeDigits, kDeepseekKana, kDeepseek3}},
-    {"phi-2", {kCutGpt2}},
-    {"olmo", {kCutGpt2}},
-    {"gigachat", {kCutGpt2}},
-    {"exaone4", {kCutGpt2}},
-    {"trillion", {kCutGpt2}},
-    {"mellum", {kCutGpt2}},
+    {"phi-2", {kGpt2Cut}},
+    {"olmo", {kGpt2Cut}},
+    {"gigachat", {kGpt2Cut}},
+    {"exaone4", {kGpt2Cut}},
+    {"trillion", {kGpt2Cut}},
+    {"mellum", {kGpt2Cut}},
 }};
 
 }  // namespace

@@ -29,10 +29,8 @@ inline constexpr std::array<TokenFlag, 3> kTokenFlags = {
 /// tokenizer.ggml.token_type
 enum class TokenKind { normal = 1, unknown, control, user_defined, unused, byte };
 
-// Regular expressions that a tokenizer.json has as steps of their own.
+/// A digit, which tokenizer.json may have as a step of its own (Digits).
 inline constexpr std::string_view kCutDigit = R"(\p{N})";
-inline constexpr std::string_view kCutGpt2 =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
 /// How texts are cut before BPE: the parts that match, and what lies between them.
 struct Cutting {

@@ -15,6 +15,7 @@
 #include "text/bpe.h"
 #include "text/gguf_cutting.h"
 #include "text/gguf_tokenizer.h"
+#include "text/pretokenizer.h"
 #include "text/utf8.h"
 
 namespace lode {
@@ -49,7 +50,7 @@ void read_cuts(const Json& step, std::string_view where, Cuts& cuts) {
   } else if (type == "ByteLevel") {
     cuts.byte_level = true;
     if (!json_has(step, "use_regex") || json_bool(step, "use_regex", where))
-      cuts.steps.emplace_back(kCutGpt2);
+      cuts.steps.emplace_back(kGpt2Cut);
   } else {
     cuts.steps.emplace_back();  // what no file has a name for
   }

@@ -14,9 +14,6 @@ namespace lode {
 
 namespace {
 
-constexpr std::string_view kGpt2 =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-
 enum class Behavior { isolated, removed, merged_with_previous, merged_with_next, contiguous };
 
 /// Goes over matches and the stretches between them and joins neighbours as `behavior` says.
@@ -231,7 +228,7 @@ void PreTokenizer::add_split(const Json& json, const std::string& where) {
 void PreTokenizer::add_byte_level(const Json& json, const std::string& where) {
   if (flag(json, "add_prefix_space", where, true)) steps_.push_back(std::make_unique<PrefixSpace>());
   if (flag(json, "use_regex", where, true)) {
-    steps_.push_back(std::make_unique<Split>(Regex(kGpt2, where), Behavior::isolated, false));
+    steps_.push_back(std::make_unique<Split>(Regex(kGpt2Cut, where), Behavior::isolated, false));
   }
   byte_level_ = true;
 }

@@ -13,6 +13,10 @@
 
 namespace lode {
 
+/// GPT-2's, by which ByteLevel cuts where no step in front has: the parts that match, and what lies between them.
+inline constexpr std::string_view kGpt2Cut =
+    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+
 struct Piece {
   std::string_view text;
   bool at_start;  ///< begins where the whole text begins
