@@ -6,12 +6,6 @@
 
 namespace lode {
 
-namespace {
-
-constexpr const char* kBlanks = " \t\r\n";
-
-}  // namespace
-
 bool TextCollector::push(TokenId token) {
   part_ = thoughts_.push(token);
   if (part_ == Thoughts::Part::answer) {
@@ -27,7 +21,7 @@ bool TextCollector::push(TokenId token) {
 
 bool TextCollector::take(std::string piece) {
   if (behind_thought_) {
-    piece.erase(0, std::min(piece.find_first_not_of(kBlanks), piece.size()));
+    piece.erase(0, std::min(piece.find_first_not_of(kThoughtBlanks), piece.size()));
     behind_thought_ = piece.empty();
   }
   text_ += piece;
@@ -49,8 +43,8 @@ bool TextCollector::take(std::string piece) {
 void TextCollector::take_thought(const std::string& piece) {
   held_thought_ += piece;
   if (!thought_begun_)
-    held_thought_.erase(0, std::min(held_thought_.find_first_not_of(kBlanks), held_thought_.size()));
-  const std::size_t last = held_thought_.find_last_not_of(kBlanks);
+    held_thought_.erase(0, std::min(held_thought_.find_first_not_of(kThoughtBlanks), held_thought_.size()));
+  const std::size_t last = held_thought_.find_last_not_of(kThoughtBlanks);
   if (last == std::string::npos) return;
   const std::string ready = std::exchange(before_thought_, {}) + held_thought_.substr(0, last + 1);
   held_thought_.erase(0, last + 1);

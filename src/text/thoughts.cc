@@ -10,7 +10,6 @@ namespace lode {
 
 namespace {
 
-constexpr std::string_view kBlanks = " \t\r\n";
 constexpr std::size_t kLookBack = 256;  // tokens in which the end of a prompt opens a thought
 
 /// The token that a mark is; -1 where the text is several tokens.
@@ -108,7 +107,7 @@ Thoughts::Part Thoughts::push_harmony(TokenId token) {
 
 bool Thoughts::is_blank(TokenId token) const {
   return tokenizer_->is_special(token) ||
-         tokenizer_->bytes_of(token).find_first_not_of(kBlanks) == std::string_view::npos;
+         tokenizer_->bytes_of(token).find_first_not_of(kThoughtBlanks) == std::string_view::npos;
 }
 
 }  // namespace lode

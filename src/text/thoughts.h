@@ -6,10 +6,14 @@
 
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "lodestone/tokenizer.h"
 
 namespace lode {
+
+/// What may stand around thoughts and belongs to nothing.
+inline constexpr std::string_view kThoughtBlanks = " \t\r\n";
 
 class Thoughts {
  public:

@@ -146,15 +146,6 @@ BackendStats EngineBackend::stats() {
   return all;
 }
 
-const LoadedModel& EngineBackend::model_for(const Question& question) const {
-  for (const LoadedModel& model : models_)
-    if (question.model.empty() || model.id == question.model) return model;
-  throw ApiError(404,
-                 fmt::format("there is no model '{}'; GET /v1/models lists those that are there",
-                             excerpt(question.model)),
-                 "model_not_found");
-}
-
 namespace {
 
 /// Why a document of one model cannot be asked by another.
@@ -248,7 +239,7 @@ ApiError too_many_wait(const std::string& sentence) {
 
 std::uint64_t EngineBackend::ask(Question question, Listener listener) {
   auto job = std::make_shared<Job>();
-  job->model = &model_for(question);
+  job->model = &model_named(models_, question.model);
   job->listener = std::move(listener);
   job->stop = question.stop;
   const bool has_document = !question.context.empty();

@@ -62,7 +62,6 @@ class EngineBackend : public Backend {
   void tell(Job& job) const;
   void end(const Job& job);
   std::shared_future<lode::Answer> neutral_answer(const Library::Opened& opened, const Spec& spec);
-  const LoadedModel& model_for(const Question& question) const;
   void enqueue(const JobPtr& job);
   JobPtr stop_waiting(std::uint64_t id);
   JobPtr stop_waiting_to_begin(std::uint64_t id);

@@ -140,14 +140,6 @@ Library::EntryPtr Library::find(const std::string& name) {
   return at->second;
 }
 
-const LoadedModel& Library::model_named(const std::string& id) const {
-  for (const LoadedModel& model : models_)
-    if (id.empty() || model.id == id) return model;
-  throw ApiError(
-      404, fmt::format("there is no model '{}'; GET /v1/models lists those that are there", excerpt(id)),
-      "model_not_found");
-}
-
 const LoadedModel* Library::model_of_fingerprint(const std::string& fingerprint) const {
   for (const LoadedModel& model : models_)
     if (model.model->fingerprint() == fingerprint) return &model;
@@ -315,7 +307,7 @@ std::string Library::text_of(const std::string& name) {
 
 ContextInfo Library::create(NewContext context) {
   auto entry = std::make_shared<Entry>();
-  entry->model = &model_named(context.model);
+  entry->model = &model_named(models_, context.model);
   for (const std::string& text : context.attentions) {
     if (parse_request_auto(text))
       entry->automatic = true;

@@ -83,7 +83,6 @@ class Library {
   using EntryPtr = std::shared_ptr<Entry>;
 
   EntryPtr find(const std::string& name);  // holds mutex_
-  const LoadedModel& model_named(const std::string& id) const;
   const LoadedModel* model_of_fingerprint(const std::string& fingerprint) const;
   std::filesystem::path path_of(const std::string& name) const;
   std::string without_folder(std::string sentence) const;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 
 #include "gpu/backend.h"
@@ -19,5 +20,8 @@ struct LoadedModel {
   std::shared_ptr<const GpuModel> on_gpu =
       {};  ///< where documents are whose keys and values are of a type that it takes
 };
+
+/// The one that a request names, or the first where it names none. ApiError 404 for a name that no model has.
+const LoadedModel& model_named(std::span<const LoadedModel> models, const std::string& id);
 
 }  // namespace lode::serve
