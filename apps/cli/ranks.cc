@@ -110,9 +110,20 @@ void expect_verb(int argc, char** argv) {
                   join(std::vector<std::string>(kVerbs.begin(), kVerbs.end()), ", "), excerpt(verb)));
 }
 
-/// Rank 0 says what has happened and ends all; when it does not, this rank does.
-void wait_for_rank_0(int rank) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(1500 + 100 * std::min(rank, 50)));
+/// Whether rank 0 says what has happened and ends all. Where it does not (it hangs, or is out of reach), this rank is
+/// to: the later the higher its number, so that one speaks.
+bool rank_0_speaks(Ranks& all) {
+  using std::chrono::milliseconds;
+  constexpr milliseconds kLook(20), kForLauncher(10'000);
+  const auto wait = patience() + milliseconds(100 * std::min(all.rank(), 50));
+  for (auto waited = milliseconds(0); waited < wait; waited += kLook) {
+    if (all.first_has_spoken()) {
+      std::this_thread::sleep_for(kForLauncher);  // which ends this process meanwhile
+      return true;
+    }
+    std::this_thread::sleep_for(kLook);
+  }
+  return false;
 }
 
 }  // namespace
@@ -150,8 +161,9 @@ int leave_ranks(int exit_code) {
     }
   }
   std::cout.flush();
-  if (all->rank() > 0) {
-    wait_for_rank_0(all->rank());
+  if (all->rank() == 0) {
+    all->tell_spoken();
+  } else if (!rank_0_speaks(*all)) {
     const std::string line = fmt::format("lodestone: rank {}: {}\n", all->rank(), joined().failure);
     if (write(joined().own_stderr, line.data(), line.size()) < 0) exit_code = 1;
   }

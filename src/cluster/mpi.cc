@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <ranges>
 #include <system_error>
 #include <thread>
 
@@ -33,7 +34,8 @@ constexpr std::size_t kLargestPiece = std::size_t{1} << 30;
 /// A sign of life.
 struct Beat {
   std::int32_t failed = 0;
-  std::array<char, 508> reason = {};
+  std::int32_t spoken = 0;
+  std::array<char, 504> reason = {};
 };
 
 void check(int code, const char* what) {
@@ -105,6 +107,25 @@ class Liveness {
     std::copy_n(reason.data(), length, own_.reason.data());
   }
 
+  void tell_spoken() {
+    const auto last = Clock::now() + std::chrono::seconds(1);
+    std::unique_lock lock(mutex_);
+    own_.spoken = 1;
+    const auto on_its_way = [&](std::size_t r) {
+      return static_cast<int>(r) == rank_ || peers_[r].out.spoken != 0;
+    };
+    while (Clock::now() < last &&
+           !std::ranges::all_of(std::views::iota(std::size_t{0}, peers_.size()), on_its_way)) {
+      lock.unlock();
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      lock.lock();
+    }
+  }
+  bool has_spoken(int r) {
+    const std::lock_guard lock(mutex_);
+    return peers_[static_cast<std::size_t>(r)].spoken;
+  }
+
   void stop() {
     thread_.request_stop();
     if (thread_.joinable()) thread_.join();
@@ -120,6 +141,7 @@ class Liveness {
   struct Peer {
     Clock::time_point heard;
     std::string reason;
+    bool spoken = false;
     Beat in, out;
     MPI_Request receiving = MPI_REQUEST_NULL, sending = MPI_REQUEST_NULL;
   };
@@ -153,11 +175,13 @@ class Liveness {
     if (MPI_Test(&peer.receiving, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done != 0) {
       peer.heard = Clock::now();
       if (peer.in.failed != 0) peer.reason = peer.in.reason.data();
+      peer.spoken = peer.in.spoken != 0;
       listen(r);
     }
     done = 1;
     if (peer.sending != MPI_REQUEST_NULL) MPI_Test(&peer.sending, &done, MPI_STATUS_IGNORE);
-    if ((!due && own_.failed == peer.out.failed) || done == 0) return;
+    const bool news = own_.failed != peer.out.failed || own_.spoken != peer.out.spoken;
+    if ((!due && !news) || done == 0) return;
     peer.out = own_;
     MPI_Isend(&peer.out, sizeof peer.out, MPI_BYTE, r, kBeatTag, comm_, &peer.sending);
   }
@@ -232,6 +256,8 @@ class MpiRanks final : public Ranks {
   void fail(const std::string& reason) noexcept override { liveness_->fail(reason); }
   void expect_alive() override { liveness_->expect_all_alive(); }
   bool other_failed() const override { return liveness_->other_failed(); }
+  void tell_spoken() override { liveness_->tell_spoken(); }
+  bool first_has_spoken() override { return liveness_->has_spoken(0); }
 
   void finish() override {
     barrier();  // whoever is still awaited is alive

@@ -18,6 +18,11 @@ class Ranks : public Communicator {
  public:
   /// Whether another rank has failed, or is heard no more: what others then say follows from that.
   virtual bool other_failed() const = 0;
+  /// Tells the others that this rank has said why all end, so that they keep silent. Comes back once that is on its
+  /// way, or after a second.
+  virtual void tell_spoken() = 0;
+  /// Whether rank 0 has told so.
+  virtual bool first_has_spoken() = 0;
   /// Ends the connection of ranks that are all done.
   virtual void finish() = 0;
   /// Ends this process and all other ranks at once.

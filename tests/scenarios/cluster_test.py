@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -143,7 +144,7 @@ class ClusterTest(unittest.TestCase):
             run.stdin.flush()
             self.assertTrue(run.stdout.readline())
             children = subprocess.run(["pgrep", "-P", str(run.pid)], capture_output=True, text=True, check=True)
-            os.kill(int(children.stdout.split()[1]), 19)
+            os.kill(int(children.stdout.split()[1]), signal.SIGSTOP)
             began = time.monotonic()
             run.stdin.write(QUESTIONS[1] + "\n")
             run.stdin.flush()
@@ -151,6 +152,22 @@ class ClusterTest(unittest.TestCase):
             self.assertIn("rank 1 has given no sign of life", error)
             self.assertEqual(run.returncode, 1)
             self.assertLess(time.monotonic() - began, 30)
+
+    def test_one_rank_speaks_however_slow_the_launcher_is(self) -> None:
+        """Rank 0 ends all, which a busy machine's launcher does late: the others are silent meanwhile."""
+        with subprocess.Popen(["mpirun", "--oversubscribe", "-n", "2", PROGRAM, "ask", self.context, "-a", "full"],
+                              env=ENVIRONMENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+            run.stdin.write(QUESTIONS[0] + "\n")
+            run.stdin.flush()
+            self.assertTrue(run.stdout.readline())
+            children = subprocess.run(["pgrep", "-P", str(run.pid)], capture_output=True, text=True, check=True)
+            os.kill(run.pid, signal.SIGSTOP)
+            os.kill(int(children.stdout.split()[0]), signal.SIGINT)
+            time.sleep(4)  # longer than rank 0 waits for the launcher, shorter than rank 1 does
+            os.kill(run.pid, signal.SIGCONT)
+            _, error = run.communicate(timeout=60)
+            self.assertEqual(error.count("lodestone: "), 1, error)
+            self.assertIn("interrupted", error)
 
     def test_a_rank_that_stops_before_it_has_joined_ends_the_others(self) -> None:
         program = f'[ "$OMPI_COMM_WORLD_RANK" = 1 ] && kill -STOP $$; exec {PROGRAM} ask {self.context} "Who?" -a full'
