@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks every tracked file: licence line in sources, no large files outside models/ and demo/, text ends in a newline."""
+"""Checks every tracked file: licence line in sources, no large files outside models/ and demo/, text ends in a newline; and that
+no folder of sources holds so many that nobody finds one."""
 
+import collections
 import pathlib
 import subprocess
 import sys
@@ -10,6 +12,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 LICENCE = "SPDX-License-Identifier: Apache-2.0"
 LARGEST = 300 * 1024
 MAY_BE_LARGE = ("models/", "demo/")
+MOST_IN_A_FOLDER = 40
+MAY_HOLD_MORE = ("tests", "fuzz/corpus")
 SOURCES = {".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".cmake"}
 SOURCE_NAMES = {"CMakeLists.txt", "quickstart", "check", "run"}
 
@@ -38,8 +42,15 @@ def faults_of(name: str) -> list[str]:
     return found
 
 
+def full_folders(names: list[str]) -> list[str]:
+    counts = collections.Counter(pathlib.PurePosixPath(name).parent.as_posix() for name in names)
+    return [f"{folder}: {count} files; a folder holds at most {MOST_IN_A_FOLDER}: split it by what its files are about"
+            for folder, count in sorted(counts.items()) if count > MOST_IN_A_FOLDER and not folder.startswith(MAY_HOLD_MORE)]
+
+
 def main() -> int:
-    faults = [f"{name}: {fault}" for name in tracked_files() for fault in faults_of(name)]
+    names = tracked_files()
+    faults = [f"{name}: {fault}" for name in names for fault in faults_of(name)] + full_folders(names)
     print("\n".join(faults), end="\n" if faults else "", file=sys.stderr)
     return 1 if faults else 0
 

@@ -17,11 +17,11 @@
 #include "base/cancel.h"
 #include "base/fatal_signals.h"
 #include "base/text.h"
-#include "chat.h"
 #include "cli.h"
 #include "help.h"
 #include "lodestone/error.h"
 #include "ranks.h"
+#include "verbs/chat.h"
 
 namespace {
 
