@@ -168,6 +168,14 @@ bool PrefillLog::restore_block(Context::Impl& c, std::span<const TokenId> tokens
   return true;
 }
 
+/// Whether any tokens are kept, whatever they are: a block's header is written behind what it says.
+bool PrefillLog::has_whole_block() const {
+  BlockHeader block;
+  struct stat info = {};
+  return read_all(fd_, std::as_writable_bytes(std::span(&block, 1)), kHeader) && block.tokens > 0 &&
+         ::fstat(fd_, &info) == 0 && info.st_size - kHeader - std::int64_t{sizeof block} >= block.bytes;
+}
+
 std::int64_t PrefillLog::restore(Context& context, std::span<const TokenId> tokens) {
   Context::Impl& c = context.impl();
   LODE_ASSERT(c.tokens() == tokens_);
@@ -175,10 +183,12 @@ std::int64_t PrefillLog::restore(Context& context, std::span<const TokenId> toke
   struct stat info = {};
   if (!usable_ || ::lstat(path_.c_str(), &info) != 0 || !open()) return 0;
   std::string header(static_cast<std::size_t>(kHeader), '\0');
-  if (!read_all(fd_, std::as_writable_bytes(std::span(header)), 0) || header != header_of(identity_))
-    return 0;
-  end_ = kHeader;
-  while (restore_block(c, tokens)) check_cancel();
+  const bool known =
+      read_all(fd_, std::as_writable_bytes(std::span(header)), 0) && header == header_of(identity_);
+  if (known) end_ = kHeader;
+  while (known && restore_block(c, tokens)) check_cancel();
+  another_ = end_ <= kHeader && has_whole_block();
+  if (!known) return 0;
   c.kv.roll_back(tokens_);  // rows of a block that was not whole
   const std::int64_t heard =
       listens_ ? (std::ssize(tokens) - kHeard) / c.options.chunk * c.options.chunk : tokens_;

@@ -32,6 +32,9 @@ class PrefillLog {
   /// Puts what the log holds of `tokens` behind those that the context has since it was made known to it; how
   /// many tokens that is.
   std::int64_t restore(Context& context, std::span<const TokenId> tokens);
+  /// Whether restore() found a reading that this one cannot go on from: of another text, or with another model or
+  /// setting. The next save replaces it.
+  bool holds_another() const { return another_; }
   /// Adds the context's tokens that the log does not hold. RunError when the disk is full.
   void save(const Context& context);
   /// The same, now and then: writing takes at most a tenth of the time.
@@ -42,10 +45,11 @@ class PrefillLog {
  private:
   bool open();
   bool restore_block(Context::Impl& c, std::span<const TokenId> tokens);
+  bool has_whole_block() const;
 
   std::filesystem::path path_;
   std::string identity_;
-  bool usable_ = true, listens_ = false;
+  bool usable_ = true, listens_ = false, another_ = false;
   int fd_ = -1;
   std::int64_t tokens_ = 0, end_ = 0;  // end_: bytes of whole blocks
   std::chrono::steady_clock::time_point next_;

@@ -112,6 +112,10 @@ class Growing(ProgramTest):
             process.communicate()
             self.assertEqual(process.returncode, code)
             self.assertFalse(output.exists())
+        kept = log.read_bytes()
+        other = documents.write(self.place, "other.txt", "Another text. " * 50)
+        self.assert_refused(run("index", "-m", self.model, "-f", other, "-o", output), "found one of another text, model or setting")
+        self.assertEqual(log.read_bytes(), kept)
         with log.open("r+b") as half:  # the last block was not whole
             half.truncate(log.stat().st_size - 100)
         result = self.assert_done(run("index", "-m", self.model, "-f", text, "-o", output))

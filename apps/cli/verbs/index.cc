@@ -283,7 +283,8 @@ void build(Context& context, const IndexFlags& flags) {
   const auto indexed =
       std::ranges::count_if(context.methods(), [](const Spec& spec) { return spec.name != "full"; });
   const std::int64_t steps = indexed * context.model().config().layers;
-  Progress progress("indexes", steps, "layers", flags.common.progress());
+  Progress progress("indexes", steps, indexed > 1 ? fmt::format("layers of {} methods", indexed) : "layers",
+                    flags.common.progress());
   context.build_indexes([&](std::int64_t done) { progress.at(done); });
 }
 
@@ -352,6 +353,12 @@ Json index_text(IndexFlags flags) {
   begun.kept = context.tokens();
   PrefillLog log(place, context);
   begun.restored = log.restore(context, reading.tokens);
+  if (log.holds_another() && !flags.force)
+    throw InputError(
+        fmt::format("{}: expected an interrupted reading of this text, found one of another text, model or "
+                    "setting: the command "
+                    "that began it goes on with it, --restart drops it, another -o keeps it",
+                    place.string()));
   if (!flags.common.quiet) say_read(source, tokens, kv_bytes);
   say_kept(flags, begun, reading, source);
   set_source(context, std::move(source), reading.first_token);
