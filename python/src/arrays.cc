@@ -24,12 +24,24 @@ void check_rows(const Array& array, Name name) {
                               .c_str());
 }
 
+/// As NumPy writes it: "float64".
+std::string type_name(nb::dlpack::dtype type) {
+  using Code = nb::dlpack::dtype_code;
+  const std::pair<Code, const char*> names[] = {{Code::Int, "int"},         {Code::UInt, "uint"},
+                                                {Code::Float, "float"},     {Code::Bfloat, "bfloat"},
+                                                {Code::Complex, "complex"}, {Code::Bool, "bool"}};
+  for (const auto& [code, name] : names)
+    if (type.code == static_cast<std::uint8_t>(code))
+      return code == Code::Bool ? name : name + std::to_string(type.bits);
+  return "another type of number";
+}
+
 /// An array of T in C order.
 template <class T>
 std::span<const T> numbers(const Array& array, std::size_t dims, Name name, const char* type) {
   if (array.dtype() != nb::dtype<T>())
     throw nb::type_error(
-        (std::string(name) + ": expected " + type + ", found another type of number").c_str());
+        (std::string(name) + ": expected " + type + ", found " + type_name(array.dtype())).c_str());
   if (array.ndim() != dims)
     throw nb::value_error(
         (std::string(name) + ": expected " + std::to_string(dims) + " dimensions, found " + shape_text(array))
@@ -49,7 +61,7 @@ DType float_type(const Array& array, Name name) {
     if (type.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bfloat)) return DType::bf16;
   }
   throw nb::type_error(
-      (std::string(name) + ": expected float32, float16 or bfloat16, found another type of number").c_str());
+      (std::string(name) + ": expected float32, float16 or bfloat16, found " + type_name(type)).c_str());
 }
 
 std::optional<int> gpu_of(const ArrayArgument& argument) {

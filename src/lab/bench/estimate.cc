@@ -12,6 +12,7 @@
 #include "lab/bench/decode.h"
 #include "lab/bench/machines.h"
 #include "lab/bench/prefill.h"
+#include "lodestone/automatic.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -233,6 +234,8 @@ Estimate estimate_document(const std::shared_ptr<const Model>& model, const Esti
   }
   measure_methods(model, options, specs, note, estimate);
   recommend(estimate);
+  if (estimate.recommended != "full" && automatic_methods(*model, options.tokens).empty())
+    estimate.why += "; `index` without -a leaves so short a text to full attention";
   if (too_long) {  // what machines would bring to a model that can read so much
     estimate.fits = false;
     estimate.why = fmt::format("the model reads {} tokens at most; {}", config.max_positions, estimate.why);
