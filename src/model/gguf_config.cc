@@ -87,7 +87,7 @@ void add_latent(const Keys& k, Json& json) {
 }
 
 /// Experts beside one that all tokens go through, behind some dense layers.
-void add_shared_experts(const Keys& k, Json& json) {
+void add_shared_experts(const GgufModel& model, const Keys& k, Json& json) {
   json["num_nextn_predict_layers"] = json["mtp_num_hidden_layers"];
   if (k.has("leading_dense_block_count"))
     json["first_k_dense_replace"] = k.integer("leading_dense_block_count", 0);
@@ -96,8 +96,11 @@ void add_shared_experts(const Keys& k, Json& json) {
        {std::pair{"expert_group_count", "n_group"}, {"expert_group_used_count", "topk_group"}})
     if (k.has(key)) json[name] = k.integer(key);
   if (k.has("expert_weights_scale")) json["routed_scaling_factor"] = k.number("expert_weights_scale");
+  // Files that do not say it are DeepSeek-V2's, or GLM-4.7 Flash's, whose choice has a bias, as with sigmoids alone.
   constexpr std::int64_t kSigmoid = 2;
-  const bool sigmoid = k.has("expert_gating_func") && k.integer("expert_gating_func", 0) == kSigmoid;
+  const bool biased = std::ranges::any_of(
+      model.tensors, [](const auto& tensor) { return tensor.first.ends_with(".exp_probs_b.bias"); });
+  const bool sigmoid = k.has("expert_gating_func") ? k.integer("expert_gating_func", 0) == kSigmoid : biased;
   json["scoring_func"] = sigmoid ? "sigmoid" : "softmax";
   json["norm_topk_prob"] = k.has("expert_weights_norm") && k.integer("expert_weights_norm", 0) != 0;
 }
@@ -252,6 +255,15 @@ void add_hybrid(const Keys& k, Json& json) {
   json["linear_value_head_dim"] = k.integer("ssm.inner_size") / k.integer("ssm.time_step_rank");
   if (k.has("full_attention_interval"))
     json["full_attention_interval"] = k.integer("full_attention_interval");
+  if (k.is_array("attention.recurrent_layers")) {  // with those that draft
+    const std::int64_t layers = json["num_hidden_layers"].get<std::int64_t>();
+    const auto recurrent = k.by_layer("attention.recurrent_layers",
+                                      layers + json["mtp_num_hidden_layers"].get<std::int64_t>(), 0);
+    json["layer_types"] = Json::array();
+    for (std::int64_t i = 0; i < layers; ++i)
+      json["layer_types"].push_back(recurrent[static_cast<std::size_t>(i)] != 0 ? "linear_attention"
+                                                                                : "full_attention");
+  }
   if (k.has("expert_shared_feed_forward_length"))
     json["shared_expert_intermediate_size"] = k.integer("expert_shared_feed_forward_length");
 }
@@ -304,7 +316,7 @@ ModelConfig config_of_gguf(const GgufModel& model) {
   add_rope(model, k, json);
   if (k.has("attention.sliding_window") && k.integer("attention.sliding_window", 0) > 0)
     json["sliding_window"] = k.integer("attention.sliding_window");
-  if (family.gguf == "deepseek2" || family.gguf == "glm4moe") add_shared_experts(k, json);
+  if (family.gguf == "deepseek2" || family.gguf == "glm4moe") add_shared_experts(model, k, json);
   if (family.gguf == "glm4moe") json["use_qk_norm"] = model.tensors.contains("blk.0.attn_q_norm.weight");
   if (family.gguf == "gemma3") add_gemma(k, json);
   if (family.gguf == "gemma4") add_gemma4(model, k, json);

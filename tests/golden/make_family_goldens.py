@@ -251,6 +251,14 @@ def add_hybrid(writer: gguf.GGUFWriter, config) -> None:
     writer.add_full_attention_interval(4)
 
 
+def add_draft_layer(writer: gguf.GGUFWriter, config) -> None:
+    """What files have of a layer that drafts tokens, which nothing here reads."""
+    writer.add_nextn_predict_layers(1)
+    writer.add_array("qwen35.attention.recurrent_layers", [kind == "linear_attention" for kind in config.layer_types] + [False])
+    for name in ("attn_norm.weight", "nextn.enorm.weight", "nextn.shared_head_norm.weight"):
+        writer.add_tensor(f"blk.{config.num_hidden_layers}.{name}", np.ones(config.hidden_size, dtype=np.float32))
+
+
 def add_latent(writer: gguf.GGUFWriter, config) -> None:
     writer.add_kv_lora_rank(config.kv_lora_rank)
     if config.q_lora_rank:
@@ -265,7 +273,8 @@ def add_shared_experts(writer: gguf.GGUFWriter, config, family: str) -> None:
     writer.add_expert_shared_count(config.n_shared_experts)
     writer.add_expert_weights_scale(config.routed_scaling_factor)
     sigmoid = family != "DeepseekV2"
-    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID if sigmoid else gguf.ExpertGatingFuncType.SOFTMAX)
+    if family != "Glm4MoeLite":  # whose folders do not say it, so that its files do not
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID if sigmoid else gguf.ExpertGatingFuncType.SOFTMAX)
     if sigmoid:
         writer.add_expert_group_count(config.n_group)
         writer.add_expert_group_used_count(config.topk_group)
@@ -294,7 +303,8 @@ def write_gguf(folder: pathlib.Path, config, architecture: str, mxfp4: bool) -> 
     path = folder / "model.gguf"
     writer = gguf.GGUFWriter(path, architecture)
     d = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_block_count(config.num_hidden_layers)
+    drafts = architecture == "qwen35"
+    writer.add_block_count(config.num_hidden_layers + drafts)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(getattr(config, "intermediate_size", SHAPE["intermediate_size"]))
@@ -320,6 +330,8 @@ def write_gguf(folder: pathlib.Path, config, architecture: str, mxfp4: bool) -> 
     add_experts(writer, config)
     if architecture in HYBRIDS:
         add_hybrid(writer, config)
+    if drafts:
+        add_draft_layer(writer, config)
     for name, weight in stack_experts(text_tensors(folder)).items():
         if name == "lm_head.weight" and getattr(config, "tie_word_embeddings", False):
             continue
@@ -350,7 +362,7 @@ def write_gguf(folder: pathlib.Path, config, architecture: str, mxfp4: bool) -> 
             writer.add_tensor(f"{blk}.attn_k_b.weight", np.ascontiguousarray(heads[:, :nope].swapaxes(1, 2)))
             writer.add_tensor(f"{blk}.attn_v_b.weight", np.ascontiguousarray(heads[:, nope:]))
             continue
-        if "shared_expert_gate" in name:
+        if "shared_expert_gate" in name and architecture == "qwen3next":  # as older converters wrote it
             weight = weight[0]
         writer.add_tensor(gguf_name(name, architecture), np.ascontiguousarray(weight))
     writer.write_header_to_file()
