@@ -159,6 +159,19 @@ const Json& rope_parameters(const Json& json) {
   return json_has(all, "full_attention") ? all["full_attention"] : all;
 }
 
+/// Of architectures that have them; GGUF files write a fourth.
+std::array<int, 3> rope_sections(const Json& rope, const Family& family, std::string_view where) {
+  std::array<int, 3> sections = family.rope_sections;
+  if (sections == std::array<int, 3>{} || !json_has(rope, "mrope_section")) return sections;
+  const Json& given = rope["mrope_section"];
+  if (!given.is_array() || given.size() < sections.size() || given.size() > sections.size() + 1)
+    throw InputError(fmt::format("{}: 'mrope_section': expected a list of 3 numbers", where));
+  for (std::size_t i = 0; i < sections.size(); ++i)
+    sections[i] =
+        static_cast<int>(json_int({{"mrope_section", given[i]}}, "mrope_section", where, 0, kMaxHeadDim));
+  return sections;
+}
+
 void read_rope(const Json& json, ModelConfig& config, std::string_view where) {
   config.rope_theta = optional_number(json, "rope_theta", 10000.0, where, kLeastTheta, kHuge);
   read_rotary_dim(json, config, where);
@@ -384,6 +397,9 @@ ModelConfig config_of(const Json& json, std::string_view where) {
   read_shape(json, c, where);
   c.norm_eps = optional_number(json, "rms_norm_eps", 1e-6, where, 1e-12, 1.0);
   read_rope(json, c, where);
+  const Json& rope = rope_parameters(json);
+  c.plan.rope_sections =
+      rope_sections(rope.is_null() ? json_member(json, "rope_scaling") : rope, family, where);
   c.tied_embeddings = optional_bool(json, "tie_word_embeddings", family.tied, where);
   c.bos = read_ids(json, "bos_token_id", c.vocab, where);
   c.eos = read_ids(json, "eos_token_id", c.vocab, where);

@@ -3,6 +3,7 @@
 // new family without new parts is one entry of the table in family.cc.
 #pragma once
 
+#include <array>
 #include <span>
 #include <string>
 #include <string_view>
@@ -115,9 +116,11 @@ struct Family {
   /// Rows of q and k in GGUF files go in pairs (i, i + d/2), as their readers turn neighbours.
   bool gguf_pairs = false;
   bool partial_rope = false;  ///< a part of each head may turn
-  bool tied = false;          ///< what config.json means when it does not say whether embeddings are tied
-  bool experts = false;       ///< has a mixture of experts: tells apart families of one GGUF architecture
-  bool experts_too = false;   ///< may have one
+  std::array<int, 3> rope_sections =
+      {};                    ///< ModelPlan's, where config.json does not say them; none: it has none
+  bool tied = false;         ///< what config.json means when it does not say whether embeddings are tied
+  bool experts = false;      ///< has a mixture of experts: tells apart families of one GGUF architecture
+  bool experts_too = false;  ///< may have one
 };
 
 std::span<const Family> families();

@@ -30,6 +30,7 @@ class Keys {
   }
   double number(const char* key) const { return m_.number(prefix_ + key, -kHuge, kHuge); }
   std::string text(const char* key) const { return std::string(m_.text(prefix_ + key)); }
+  std::vector<std::int64_t> list(const char* key) const { return m_.integers(prefix_ + key, 0, kMost); }
   bool is_array(const char* key) const { return m_.is_array(prefix_ + key); }
   /// A number for each of so many layers, which may be written once for all of them.
   std::vector<std::int64_t> by_layer(const char* key, std::int64_t layers, std::int64_t low = 1) const {
@@ -193,6 +194,7 @@ void add_rope(const GgufModel& model, const Keys& k, Json& json) {
         fmt::format("{}: 'rope.scaling.type': expected none, linear, yarn or longrope, found '{}'", k.where(),
                     excerpt(type)));
   }
+  if (k.is_array("rope.dimension_sections")) rope["mrope_section"] = k.list("rope.dimension_sections");
   if (k.has("attention.temperature_scale"))
     rope["llama_4_scaling_beta"] = k.number("attention.temperature_scale");
   json["rope_parameters"] = std::move(rope);

@@ -3,6 +3,7 @@
 // of models is a way to fill it in. The defaults are Llama's.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -102,9 +103,11 @@ struct LatentPlan {
 struct ModelPlan {
   // Attention
   bool q_bias = false, k_bias = false, v_bias = false, o_bias = false;
-  bool qk_norm = false;    ///< RMS norm of each head of q and k before RoPE
-  bool v_norm = false;     ///< RMS norm of each head of v, without gains
-  int rotary_dim = 0;      ///< dimensions of a head that turn; 0 = all
+  bool qk_norm = false;  ///< RMS norm of each head of q and k before RoPE
+  bool v_norm = false;   ///< RMS norm of each head of v, without gains
+  int rotary_dim = 0;    ///< dimensions of a head that turn; 0 = all
+  /// Of models that see: pairs that turn with a token's time, height and width, which are one in a text. For files alone.
+  std::array<int, 3> rope_sections = {};
   double local_theta = 0;  ///< base of the RoPE of Turn::local
   double score_scale = 0;  ///< of q.k; 0 = 1 / sqrt(d)
   /// Queries at position p are multiplied by 1 + query_growth * ln(1 + floor(p / query_growth_start)).

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 
 #include "kernels/rope.h"
 #include "model/gguf_export/parts.h"
@@ -24,6 +25,10 @@ class Keys {
   void flag(const char* key, bool value) { to_.add(prefix_ + key, value); }
   void text(const char* key, std::string_view value) { to_.add(prefix_ + key, value); }
   void flags(const char* key, const std::vector<bool>& values) { to_.add_bools(prefix_ + key, values); }
+  /// The fourth is of no model that we read.
+  void sections(const std::array<int, 3>& of) {
+    to_.add_i32s(prefix_ + "rope.dimension_sections", std::array<std::int32_t, 4>{of[0], of[1], of[2], 0});
+  }
   /// One number for each layer; all alike: one.
   void by_layer(const char* key, const std::vector<std::int32_t>& values) {
     if (std::ranges::count(values, values.front()) == std::ssize(values)) return whole(key, values.front());
@@ -69,6 +74,7 @@ void add_rope(const ModelConfig& c, Keys& keys) {
   keys.number("rope.freq_base", c.rope_theta);
   keys.whole("rope.dimension_count", c.plan.rotary_dim > 0 ? c.plan.rotary_dim : c.head_dim);
   if (c.plan.local_theta > 0) keys.number("rope.freq_base_swa", c.plan.local_theta);
+  if (c.plan.rope_sections != std::array<int, 3>{}) keys.sections(c.plan.rope_sections);
   if (c.plan.query_growth > 0) keys.number("attention.temperature_scale", c.plan.query_growth);
   if (s.kind == longrope) {
     keys.whole("rope.scaling.original_context_length", s.original_max_positions);
