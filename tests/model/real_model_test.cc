@@ -10,6 +10,7 @@
 #include "base/file.h"
 #include "base/threads.h"
 #include "lodestone/tokenizer.h"
+#include "model/kv_shape.h"
 #include "model/llama.h"
 #include "model/source.h"
 
@@ -46,11 +47,7 @@ TEST(RealModel, LogitsOfTokens) {
   const ModelWeights weights = ModelWeights::read(source.take_weights(), config);
   Llama llama(config, weights, pool);
   const auto tokens = std::ssize(ids);
-  KvStore kv({.layers = config.layers,
-              .kv_heads = config.kv_heads,
-              .head_dim = config.head_dim,
-              .type = parse_dtype(type == nullptr ? "f16" : type),
-              .max_tokens = tokens});
+  KvStore kv(kv_shape(config, parse_dtype(type == nullptr ? "f16" : type), tokens));
   const SequenceTokens all = {ids, &kv, 0};
   std::vector<float> logits;
   llama.forward({.sequences = {&all, 1}}, Rope(config, tokens), LogitRows::all, logits);
