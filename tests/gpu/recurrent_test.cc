@@ -3,30 +3,19 @@
 // and bits that depend neither on chunks nor on company.
 #include <gtest/gtest.h>
 
-#include "engine/batch.h"
-#include "engine/context.h"
 #include "engine/document.h"
 #include "lodestone/error.h"
 #include "lodestone/scheduler.h"
-#include "support/compare.h"
-#include "support/family_folder.h"
 #include "support/gpu.h"
 #include "support/interrupted_reading.h"
+#include "support/tiny_family.h"
 
 namespace lode {
 namespace {
 
-class GpuRecurrent : public testing::Test {
+class GpuRecurrent : public testing::Test, protected test::TinyFamily {
  protected:
-  void SetUp() override {
-    for (TokenId i = 0; i < 200; ++i) ids_.push_back((i * i + 3 * i + i / 7) % 64);
-  }
-  std::span<const TokenId> ids(std::int64_t begin, std::int64_t count) const {
-    return std::span(ids_).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count));
-  }
-  Context context(Device device = Device::cuda, std::int64_t chunk = 16) const {
-    return Context(model_, {.kv_type = DType::f32, .device = device, .max_tokens = 256, .chunk = chunk});
-  }
+  GpuRecurrent() : TinyFamily("qwen35") {}
   std::shared_ptr<const Document> document(Device device, std::int64_t tokens = 120) const {
     return Document::read(model_, ids(0, tokens), "",
                           {.kv_type = DType::f32, .device = device, .chunk = 16, .max_tokens = 256});
@@ -37,24 +26,11 @@ class GpuRecurrent : public testing::Test {
             .attention = parse_spec("full"),
             .options = {.max_new_tokens = 10, .stop_at_eos = false}};
   }
-  const FamilyFolder folder_{"qwen35"};
-  std::shared_ptr<const Model> model_ = folder_.load();
-  std::vector<TokenId> ids_;
 };
 
 TEST_F(GpuRecurrent, ContextsAnswerAsTheCpus) {
   NEEDS_GPU();
-  std::vector<float> logits[2];
-  std::vector<TokenId> answers[2];
-  for (const Device device : {Device::cpu, Device::cuda}) {
-    Context c = context(device);
-    c.prefill(ids(0, 100));
-    logits[device == Device::cuda] = c.forward(ids(100, 20), kDense);
-    answers[device == Device::cuda] =
-        c.generate(ids(120, 9), kDense, {.max_new_tokens = 12, .stop_at_eos = false}).tokens;
-  }
-  EXPECT_LT(relative_difference(logits[1], logits[0]), 2e-4f);
-  EXPECT_EQ(answers[1], answers[0]);
+  expect_contexts_answer_as_the_cpus();
 }
 
 TEST_F(GpuRecurrent, GoBackToWhatIsKeptAndReadTheRestAgain) {
@@ -160,29 +136,8 @@ TEST_F(GpuRecurrent, BranchesAnswerAsTheCpusInAnyCompany) {
 TEST_F(GpuRecurrent, BitsOfABranchDoNotDependOnCompanyAndTheDocumentStaysAsItWas) {
   NEEDS_GPU();
   const auto first = document(Device::cuda), second = document(Device::cuda, 77);
-  const auto logits = [&](std::vector<int> which) {
-    BatchRunner runner(model_);
-    std::vector<std::unique_ptr<Sequence>> sequences;
-    std::vector<std::vector<float>> all(which.size());
-    for (const int i : which)
-      sequences.push_back(std::make_unique<Sequence>(i % 2 == 0 ? first : second, parse_spec("full"), 60));
-    for (int step = 0; step < 5; ++step) {
-      std::vector<BatchRow> rows;
-      for (std::size_t i = 0; i < which.size(); ++i)
-        rows.push_back({.sequence = sequences[i].get(),
-                        .tokens = ids(10 * which[i] + 3 * step, step == 0 ? 5 + 9 * which[i] : 1),
-                        .phase = step == 0 ? Phase::question : Phase::generation});
-      runner.run(rows);
-      for (std::size_t i = 0; i < which.size(); ++i) {
-        EXPECT_FALSE(rows[i].error);
-        all[i].insert(all[i].end(), rows[i].logits.begin(), rows[i].logits.end());
-      }
-    }
-    return all;
-  };
-  const auto together = logits({0, 1, 2, 3, 4});
-  for (const int i : {0, 1, 4}) EXPECT_EQ(logits({i}).front(), together[static_cast<std::size_t>(i)]) << i;
-  EXPECT_EQ(logits({3, 1}).back(), together[1]);
+  expect_bits_without_company(
+      [&](int i) { return std::make_unique<Sequence>(i % 2 == 0 ? first : second, parse_spec("full"), 60); });
 }
 
 /// The second question of a conversation begins as the first did: its states are gone but for the beginning and the end.
@@ -233,13 +188,8 @@ TEST_F(GpuRecurrent, AnotherConversationHasNothingOfTheOneBefore) {
 
 TEST_F(GpuRecurrent, WhatIsNotThereIsRefused) {
   NEEDS_GPU();
-  const auto with = [&](ContextOptions options) {
-    options.device = Device::cuda;
-    options.max_tokens = 256;
-    return Context(model_, options);
-  };
-  EXPECT_THROW(with({.kv_type = DType::q8}), InputError);
-  EXPECT_THROW(with({.kv_type = DType::f32, .kv_tier = KvTier::host}), InputError);
+  EXPECT_THROW(context_with({.kv_type = DType::q8}), InputError);
+  EXPECT_THROW(context_with({.kv_type = DType::f32, .kv_tier = KvTier::host}), InputError);
 }
 
 }  // namespace
