@@ -298,9 +298,10 @@ void find_biases(const GgufModel& model, ModelPlan& p) {
   const auto has = [&](const char* name) {
     return model.tensors.contains(std::string("blk.0.") + name + ".bias");
   };
-  p.q_bias = has("attn_q");
-  p.k_bias = has("attn_k");
-  p.v_bias = has("attn_v");
+  const bool joined = has("attn_qkv");
+  p.q_bias = joined || has("attn_q");
+  p.k_bias = joined || has("attn_k");
+  p.v_bias = joined || has("attn_v");
   p.o_bias = has("attn_output");
   p.gate_bias = has("ffn_gate");
   p.up_bias = has("ffn_up");

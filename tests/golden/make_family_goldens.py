@@ -332,6 +332,7 @@ def write_gguf(folder: pathlib.Path, config, architecture: str, mxfp4: bool) -> 
         add_hybrid(writer, config)
     if drafts:
         add_draft_layer(writer, config)
+    joined: dict[str, dict[str, np.ndarray]] = {}
     for name, weight in stack_experts(text_tensors(folder)).items():
         if name == "lm_head.weight" and getattr(config, "tie_word_embeddings", False):
             continue
@@ -362,9 +363,16 @@ def write_gguf(folder: pathlib.Path, config, architecture: str, mxfp4: bool) -> 
             writer.add_tensor(f"{blk}.attn_k_b.weight", np.ascontiguousarray(heads[:, :nope].swapaxes(1, 2)))
             writer.add_tensor(f"{blk}.attn_v_b.weight", np.ascontiguousarray(heads[:, nope:]))
             continue
+        if architecture == "qwen2" and name.split(".")[-2] in ("q_proj", "k_proj", "v_proj"):  # as with llama.cpp's --fuse-qkv
+            _, _, layer, _, part, kind = name.split(".")
+            parts = joined.setdefault(f"blk.{layer}.attn_qkv.{kind}", {})
+            parts[part] = weight
+            continue
         if "shared_expert_gate" in name and architecture == "qwen3next":  # as older converters wrote it
             weight = weight[0]
         writer.add_tensor(gguf_name(name, architecture), np.ascontiguousarray(weight))
+    for its_name, parts in joined.items():
+        writer.add_tensor(its_name, np.concatenate([parts[part] for part in ("q_proj", "k_proj", "v_proj")]))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
