@@ -264,6 +264,26 @@ TEST(Probe, DivergenceIsNothingWithAllKeysAndLessWithBetterOnes) {
   EXPECT_EQ(few.loss, probe(tiny_model(), some_text(), specs({"topk:k=8"}), small_probe()).rows[2].loss);
 }
 
+TEST(Probe, KeysAndValuesInFewBitsCostWhatTheirTypeCosts) {
+  ProbeOptions options = small_probe();
+  EXPECT_FALSE(probe(tiny_model(), some_text(), {}, options).kv_error) << "of 32 bits nothing is said";
+  double error_of_q8 = 0;
+  for (const DType type : {DType::q8, DType::q4}) {
+    options.context.kv_type = DType::f16;
+    const ProbeReport wide = probe(tiny_model(), some_text(), {}, options);
+    options.context.kv_type = type;
+    const ProbeReport report = probe(tiny_model(), some_text(), {}, options);
+    ASSERT_TRUE(report.kv_error);
+    EXPECT_EQ(report.kv_error->loss, wide.rows.front().loss);
+    EXPECT_GT(report.kv_error->logits, 2 * error_of_q8);
+    EXPECT_LT(report.kv_error->logits, 0.5);
+    EXPECT_GT(report.kv_error->agreement, 0.5);
+    EXPECT_EQ(report.json().at("kv_error").at("kv_type"), name_of(type));
+    EXPECT_THAT(report.table(false), testing::HasSubstr(std::string(name_of(type)) + " beside f16"));
+    error_of_q8 = report.kv_error->logits;
+  }
+}
+
 // Who keeps rows as they come loses no more than the method that is being measured.
 TEST(Probe, RowsAreHandedOverAsTheyAreMeasured) {
   const std::vector<NamedSpec> asked = specs({"topk:k=64", "topk:k=8", "topk:k=4"});

@@ -37,6 +37,21 @@ double divergence_of(std::span<const float> logits, double norm, std::span<const
   return sum;
 }
 
+/// |found - exact| / |exact|
+double relative_difference(std::span<const float> found, std::span<const float> exact) {
+  double difference = 0, length = 0;
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    const double off = static_cast<double>(found[i]) - exact[i];
+    difference += off * off;
+    length += static_cast<double>(exact[i]) * exact[i];
+  }
+  return length == 0 ? 0.0 : std::sqrt(difference / length);
+}
+
+std::ptrdiff_t likeliest_of(std::span<const float> logits) {
+  return std::max_element(logits.begin(), logits.end()) - logits.begin();
+}
+
 double mean_where(const std::vector<double>& losses, const std::vector<bool>& counts) {
   double sum = 0, n = 0;
   for (std::size_t i = 0; i < losses.size(); ++i) {
@@ -95,6 +110,8 @@ class Probing {
       compare(predictions, report);
       if (measured) measured(report);
     }
+    if (const DType type = context_options.kv_type; type == DType::q8 || type == DType::q4)
+      report.kv_error = kv_error(context, context_options, before);
     return report;
   }
 
@@ -140,8 +157,7 @@ class Probing {
           found.divergences.push_back(divergence_of(
               row_of, norm, std::span(exact->logits).subspan(token * vocab, vocab), exact->norms[token]));
         }
-        found.likeliest.push_back(
-            static_cast<TokenId>(std::max_element(row_of.begin(), row_of.end()) - row_of.begin()));
+        found.likeliest.push_back(static_cast<TokenId>(likeliest_of(row_of)));
       }
       if (options_.divergence && exact == nullptr) {
         found.logits.reserve(static_cast<std::size_t>(options_.last) * vocab);
@@ -158,6 +174,36 @@ class Probing {
     row.heads = heads.measures();
     row.dense_heads = std::int64_t{config.layers} * config.query_heads - std::ssize(row.heads);
     return found;
+  }
+
+  /// The text is read a second time, with keys and values in 16 bits; full attention then predicts its last tokens from both.
+  KvError kv_error(Context& context, ContextOptions options, std::int64_t before) const {
+    KvError error = {.type = std::string(name_of(options.kv_type)), .agreement = 0};
+    options.kv_type = DType::f16;
+    Context wide(model_, options);
+    Progress progress(options_.title + ": f16", std::ssize(tokens_), "tokens", options_.progress);
+    wide.prefill(std::span(tokens_).first(static_cast<std::size_t>(before)),
+                 [&](std::int64_t done) { progress.at(done); });
+    for (std::int64_t at = before; at < before + options_.last; at += kStep) {
+      check_cancel();
+      const auto count = static_cast<std::size_t>(std::min(kStep, before + options_.last - at));
+      const auto begin = static_cast<std::size_t>(at);
+      for (Context* both : {&context, &wide})
+        both->impl().run(std::span(tokens_).subspan(begin, count), kDense, Phase::generation, LogitRows::all);
+      const std::span<const float> found = context.impl().logits, exact = wide.impl().logits;
+      const std::size_t vocab = exact.size() / count;
+      for (std::size_t i = 0; i < count; ++i) {
+        const auto of_found = found.subspan(i * vocab, vocab), of_exact = exact.subspan(i * vocab, vocab);
+        error.logits += relative_difference(of_found, of_exact);
+        error.loss += log_sum_exp(of_exact) - of_exact[static_cast<std::size_t>(tokens_[begin + i + 1])];
+        error.agreement += likeliest_of(of_found) == likeliest_of(of_exact) ? 1 : 0;
+      }
+      progress.at(at + static_cast<std::int64_t>(count));
+    }
+    for (double* mean : {&error.logits, &error.loss, &error.agreement})
+      *mean /= static_cast<double>(options_.last);
+    progress.at(std::ssize(tokens_));
+    return error;
   }
 
   /// Agreement, and the recovered gap, over the tokens where full beats streaming clearly.
@@ -248,16 +294,23 @@ Json ProbeReport::json_of(const ProbeRow& row) const {
 Json ProbeReport::json() const {
   Json results = Json::array();
   for (const ProbeRow& row : rows) results.push_back(json_of(row));
-  return {{"model", model},
-          {"device", "cpu"},
-          {"tokens", tokens},
-          {"last", options.last},
-          {"gap_tokens", gap_tokens},
-          {"gap", options.gap},
-          {"sink", options.dense.sink},
-          {"window", options.dense.window},
-          {"top", options.top},
-          {"results", results}};
+  Json result = {{"model", model},
+                 {"device", "cpu"},
+                 {"tokens", tokens},
+                 {"last", options.last},
+                 {"gap_tokens", gap_tokens},
+                 {"gap", options.gap},
+                 {"sink", options.dense.sink},
+                 {"window", options.dense.window},
+                 {"top", options.top},
+                 {"results", results}};
+  if (kv_error)
+    result["kv_error"] = {{"kv_type", kv_error->type},
+                          {"beside", "f16"},
+                          {"logits", kv_error->logits},
+                          {"loss", kv_error->loss},
+                          {"agreement", kv_error->agreement}};
+  return result;
 }
 
 std::string ProbeReport::table(bool with_heads) const {
@@ -285,6 +338,12 @@ std::string ProbeReport::table(bool with_heads) const {
                      of_heads(mean.error, 4), of_heads(mean.bound, 2)});
   }
   text += text_table(lines);
+  if (kv_error)
+    text += fmt::format(
+        "\n{} beside f16, full attention: logits {:.2f} % apart, loss {:.4f} beside {:.4f},\n"
+        "  the likeliest token is the same for {:.1f} % of the last {}\n",
+        kv_error->type, 100 * kv_error->logits, rows.front().loss, kv_error->loss, 100 * kv_error->agreement,
+        options.last);
   for (const ProbeRow& row : rows) {
     if (!row.notice.empty()) text += fmt::format("\n{}: {}\n", row.attention, row.notice);
   }

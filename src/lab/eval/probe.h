@@ -62,6 +62,14 @@ struct ProbeRow {
   HeadMeasure mean() const;        ///< over all heads, those of dense layers too, as density counts them
 };
 
+/// What keys and values in few bits cost full attention, beside the same text with keys and values in 16 bits.
+struct KvError {
+  std::string type;   ///< of the probe's keys and values
+  double logits = 0;  ///< |difference| / |those in 16 bits|, as lengths of vectors, mean over the last tokens
+  double loss = 0;    ///< in 16 bits, nats per token over the last tokens
+  double agreement = 1;  ///< share of the last tokens whose likeliest next token is the same
+};
+
 struct ProbeReport {
   std::string model;
   std::int64_t tokens = 0, gap_tokens = 0;
@@ -69,6 +77,7 @@ struct ProbeReport {
   std::vector<ProbeRow> rows;  ///< full, streaming, then the others in the order asked for
   /// The row of each spec asked for: those that are equal with the same sink and window share one.
   std::vector<std::size_t> row_of;
+  std::optional<KvError> kv_error;  ///< where keys and values are quantised
   Json json() const;
   Json json_of(const ProbeRow& row) const;
   std::string table(bool with_heads) const;
