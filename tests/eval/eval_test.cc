@@ -83,6 +83,46 @@ TEST(Evaluate, SharedContextsGiveWhatSeparateOnesGive) {
   EXPECT_EQ(separate.rows[1].difference.documents, 4);
 }
 
+TEST(Evaluate, InAChatTemplateAPromptIsWhatTheTemplateMakesOfIt) {
+  std::vector<Sample> samples = some_samples(4, 2);
+  for (Sample& s : samples) s.max_new = 6;
+  EvalOptions options = quiet();
+  options.chat = std::make_shared<const DocumentChat>(
+      DocumentChat::Settings{
+          .source = "<s>{% for m in messages %}[{{ m.role }}]{{ m.content }};{% endfor %}[answer]"},
+      ChatTokens{.bos = "<s>", .eos = "</s>"}, "template");
+  const test::TestFolder folder;
+  const auto answers = [&](const char* name) {
+    options.records = folder.path() / name;
+    evaluate(tiny_model(), samples, specs({"streaming:window=64"}), options);
+    std::vector<Json> found;
+    std::ifstream file(options.records);
+    for (std::string line; std::getline(file, line);)
+      if (Json json = Json::parse(line); json.contains("output_ids")) found.push_back(json.at("output_ids"));
+    return found;
+  };
+  const std::vector<Json> in_chat = answers("chat");
+  EXPECT_THROW((options.chat = nullptr, answers("chat")), InputError) << "answers of another kind of prompt";
+  for (Sample& s : samples) {
+    s.context = std::make_shared<const std::string>("[user]" + *s.context);
+    s.context_id.clear();
+    s.question = "\n\n" + s.question + ";[answer]";
+  }
+  ASSERT_EQ(in_chat.size(), 8u);
+  EXPECT_EQ(answers("verbatim"), in_chat);
+  EXPECT_NE(
+      template_tokens(*tiny_model(),
+                      DocumentChat({.source = "{% for m in messages %}{{ m.content }}{% endfor %}"}, {}, "")),
+      0);
+
+  samples = some_samples(1, 1);
+  samples[0].context = std::make_shared<const std::string>(" ");
+  options.chat = std::make_shared<const DocumentChat>(
+      DocumentChat::Settings{.source = "{% for m in messages %}{{ m.content }}{% endfor %}"}, ChatTokens{},
+      "template");
+  EXPECT_THROW(answers("empty"), InputError);
+}
+
 TEST(Evaluate, JsonSaysWhyNothingWasSparse) {
   const auto samples = some_samples(2, 1);
   const Json results = evaluate(tiny_model(), samples, specs({"streaming", "streaming:window=64"}), quiet())

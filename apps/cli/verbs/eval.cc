@@ -4,12 +4,16 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <ctime>
 #include <fstream>
 #include <optional>
 #include <set>
 
 #include "cli.h"
+#include "engine/chat/indexed_text.h"
+#include "engine/model.h"
 #include "lab/eval/audit_result.h"
+#include "lab/eval/fit_samples.h"
 #include "lab/tasks/datasets.h"
 #include "lodestone/error.h"
 #include "rank_reader.h"
@@ -23,7 +27,7 @@ struct EvalFlags {
   CommonFlags common;
   ModelFlags model;
   DatasetFlags dataset;
-  std::string samples, protocol = "context-dense", order = "token", output;
+  std::string samples, protocol = "context-dense", order = "token", chat = "off", output;
   std::vector<std::string> specs;
   std::int64_t limit = 0;
 };
@@ -45,6 +49,17 @@ bool holds_answers(const std::string& path) {
   return std::getline(file, line) && std::getline(file, line);
 }
 
+/// Null: contexts and questions are given verbatim.
+std::shared_ptr<const DocumentChat> chat_of(const EvalFlags& flags, const Model& model) {
+  if (flags.chat == "off") return nullptr;
+  const std::string where = model.path().string() + ": chat template";
+  const std::string& source = model.impl().chat_template;
+  if (source.empty() && flags.chat == "auto") return nullptr;
+  if (source.empty()) throw InputError(where + ": expected one for --chat, found none");
+  return std::make_shared<const DocumentChat>(
+      document_chat(model, {.source = source, .now = std::time(nullptr)}, where));
+}
+
 void run(const EvalFlags& flags) {
   EvalOptions options;
   options.protocol = Protocol::parse(flags.protocol);
@@ -58,9 +73,13 @@ void run(const EvalFlags& flags) {
       read_dataset(flags.samples, parse_dataset_format(flags.dataset.format), flags.limit,
                    flags.dataset.prompts, token_count(flags.model.model));
   const auto model = load_model(flags.common, flags.model);
+  options.chat = chat_of(flags, *model);
+  ContextOptions room = options.context;
+  if (options.chat != nullptr)
+    room.max_tokens =
+        std::max<std::int64_t>(1, most_tokens(*model, room) - template_tokens(*model, *options.chat));
   Json left_out = Json::array();
-  samples =
-      fitting(*model, std::move(samples), flags.dataset, options.context, flags.common.quiet, &left_out);
+  samples = fitting(*model, std::move(samples), flags.dataset, room, flags.common.quiet, &left_out);
   std::optional<RankReader> reader;
   if (ranks() != nullptr) options.reader = &reader.emplace(model);
   EvalReport report;
@@ -78,6 +97,7 @@ void run(const EvalFlags& flags) {
   if (!flags.common.json) return print_text(report.table());
   Json result = report.json();
   result["left_out"] = left_out;
+  if (options.chat != nullptr) result["chat"] = true;
   print_json(result);
 }
 
@@ -98,6 +118,19 @@ void add_eval(CLI::App& app) {
   verb.add_option("--protocol", flags->protocol,
                   "what is sparse: context-dense (question and answer), decode-sparse (answer), last:N (the "
                   "prompt's last N tokens and the answer)");
+  verb.add_option(
+          "--chat", flags->chat,
+          "put context and question into the model's chat template: on, also without a value; auto (where "
+          "the model has one); or off, the default: they are given verbatim")
+      ->expected(0, 1)
+      ->default_str("")
+      ->transform(CLI::Validator(
+          [](std::string& value) {
+            if (value.empty()) value = "on";
+            return std::string();
+          },
+          ""))
+      ->check(CLI::IsMember({"auto", "on", "off"}));
   verb.add_option("--order", flags->order,
                   "order of keys and values in memory while questions are answered: token, or on the CPU "
                   "cluster (of the one saap, kmeans, ivf or squeezed that is scored, as bench times it)")

@@ -30,6 +30,9 @@ namespace lode {
 
 namespace {
 
+/// A chat model answers in sentences: room for them, where a sample does not say how much it needs.
+constexpr std::int64_t kChatAnswer = 128;
+
 /// Samples that share a context, in the order of the file.
 struct SharedContext {
   std::vector<std::size_t> samples;
@@ -204,6 +207,8 @@ struct Answering::Impl {
   void ask_reader(const SharedContext& document, const Prompts& prompts, const ContextOptions& context,
                   const EvalPass& pass, const std::function<void(std::int64_t)>& progress) const;
   GenerateOptions generate_options(const Sample& sample, const Prompts& prompts, std::size_t question) const;
+  std::vector<TokenId> encode_context(const Sample& sample) const;
+  std::vector<TokenId> encode_prompt(const Sample& sample, std::span<const TokenId> context) const;
 };
 
 bool Answering::Impl::is_pending(std::size_t sample, const NamedSpec& spec, const EvalPass& pass) const {
@@ -256,15 +261,33 @@ std::vector<std::span<const EvalPass>> Answering::Impl::groups() const {
   return groups;
 }
 
+std::vector<TokenId> Answering::Impl::encode_context(const Sample& sample) const {
+  if (options.chat == nullptr) return model->tokenizer().encode(*sample.context, Tokenizer::Bos::as_template);
+  if (sample.context->find_first_not_of(" \t\r\n") == std::string::npos)
+    throw InputError("sample '" + sample.id +
+                     "': expected a context to put into the chat template, found none");
+  return PartEncoder(model->tokenizer()).encode(options.chat->head(*sample.context).parts);
+}
+
+std::vector<TokenId> Answering::Impl::encode_prompt(const Sample& sample,
+                                                    std::span<const TokenId> context) const {
+  if (options.chat == nullptr)
+    return model->tokenizer().encode(*sample.context + sample.question, Tokenizer::Bos::as_template);
+  std::vector<TokenId> prompt(context.begin(), context.end());
+  const auto tail = PartEncoder(model->tokenizer())
+                        .encode(options.chat->tail(*sample.context, {&sample.question, 1}).parts);
+  prompt.insert(prompt.end(), tail.begin(), tail.end());
+  return prompt;
+}
+
 /// The model reads context + question as one text. A tokenizer may join the two at the seam, so each question
 /// is encoded together with the context, and the tokens that all of them share are what is prefilled.
 Prompts Answering::Impl::encode(const SharedContext& document, const Protocol& protocol) const {
   Prompts prompts;
-  const std::string& text = *samples[document.samples.front()].context;
-  prompts.context = model->tokenizer().encode(text, Tokenizer::Bos::as_template);
+  prompts.context = encode_context(samples[document.samples.front()]);
   std::size_t shared = prompts.context.size();
   for (const std::size_t i : document.samples) {
-    auto whole = model->tokenizer().encode(text + samples[i].question, Tokenizer::Bos::as_template);
+    auto whole = encode_prompt(samples[i], prompts.context);
     if (whole.empty())
       throw InputError("sample '" + samples[i].id + "': expected a context or a question, found neither");
     const std::size_t most = std::min(shared, whole.size() - 1);
@@ -281,7 +304,9 @@ Prompts Answering::Impl::encode(const SharedContext& document, const Protocol& p
   const std::int64_t limit = most_tokens(*model, options.context);
   for (std::size_t q = 0; q < prompts.questions.size(); ++q) {
     const auto length = static_cast<std::int64_t>(prompts.questions[q].size());
-    const std::int64_t wanted = most_new_tokens(model->tokenizer(), samples[document.samples[q]]);
+    const Sample& sample = samples[document.samples[q]];
+    std::int64_t wanted = most_new_tokens(model->tokenizer(), sample);
+    if (options.chat != nullptr && sample.max_new == 0) wanted = std::max(wanted, kChatAnswer);
     // A sample may be as long as the model's context, answer included: then the margin gives way.
     prompts.most_new.push_back(std::min(wanted, std::max<std::int64_t>(1, limit - length)));
     prompts.longest = std::max(prompts.longest, length + prompts.most_new.back());
@@ -345,7 +370,7 @@ GenerateOptions Answering::Impl::generate_options(const Sample& sample, const Pr
                                                   std::size_t question) const {
   GenerateOptions generate;
   generate.max_new_tokens = prompts.most_new[question];
-  if (sample.max_new == 0) generate.stop = {options.stop};
+  if (sample.max_new == 0 && options.chat == nullptr) generate.stop = {options.stop};
   return generate;
 }
 
@@ -540,6 +565,13 @@ std::string EvalReport::table() const {
   return text;
 }
 
+std::int64_t template_tokens(const Model& model, const DocumentChat& chat) {
+  const std::string document = "x", question = "?";
+  const PartEncoder encoder(model.tokenizer());
+  return std::ssize(encoder.encode(chat.head(document).parts)) +
+         std::ssize(encoder.encode(chat.tail(document, {&question, 1}).parts));
+}
+
 EvalReport evaluate(std::shared_ptr<const Model> model, const std::vector<Sample>& samples,
                     std::vector<NamedSpec> specs, const EvalOptions& options) {
   const auto full =
@@ -559,6 +591,7 @@ EvalReport evaluate(std::shared_ptr<const Model> model, const std::vector<Sample
   Json settings = record_settings(*model, options.protocol, options.context);
   if (options.audit_limit) settings["audit_limit"] = *options.audit_limit;
   if (options.order_rows) settings["order"] = "cluster";
+  if (options.chat != nullptr) settings["chat"] = options.chat->settings().source;
   Records records(options.records, settings);
   const EvalPass pass = {options.protocol, &records};
   Answering answering(model, samples, specs, {&pass, 1}, options);

@@ -16,6 +16,7 @@
 #include "lab/eval/statistics.h"
 #include "lab/tasks/sample_file.h"
 #include "lodestone/engine.h"
+#include "text/chat_template.h"
 
 namespace lode {
 
@@ -58,6 +59,9 @@ struct EvalOptions {
   std::filesystem::path
       records;  ///< JSON lines of every answer, also read to go on where a run ended; empty = none
   std::string stop = "\n";
+  /// Contexts and questions stand in the model's chat template, and answers end with the turn; null: they are given
+  /// verbatim, and answers end at `stop`.
+  std::shared_ptr<const DocumentChat> chat;
   /// Which answers to find, of sample, spec and protocol; null = all.
   std::function<bool(const Sample&, const NamedSpec&, const Protocol&)> wanted;
   std::optional<double> audit_limit;  ///< Audit::set_limit
@@ -92,6 +96,9 @@ struct EvalReport {
   Json json() const;
   std::string table() const;
 };
+
+/// Tokens that a chat template adds to a prompt, about.
+std::int64_t template_tokens(const Model& model, const DocumentChat& chat);
 
 class Records;
 
