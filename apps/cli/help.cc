@@ -110,7 +110,18 @@ Place place_of(const CLI::App& app, int argc, char** argv) {
   return place;
 }
 
-/// "; did you mean '--json'?" for a flag that the verb does not have, else nothing.
+/// "; `lodestone index` takes it" for a flag that other verbs have, but for those that most of them have.
+std::string takers_of(const CLI::App& verb, const std::string& flag) {
+  const CLI::App* root = &verb;
+  while (root->get_parent() != nullptr) root = root->get_parent();
+  std::vector<std::string> names;
+  for (const CLI::App* other : root->get_subcommands(nullptr))
+    if (other->get_option_no_throw(flag) != nullptr) names.push_back("`lodestone " + other->get_name() + "`");
+  if (names.empty() || names.size() > 3) return "";
+  return fmt::format("; {} take{} it", fmt::join(names, " and "), names.size() == 1 ? "s" : "");
+}
+
+/// "; did you mean '--json'?" for a flag that the verb does not have, else which verb has it, else nothing.
 std::string flag_suggestion(const CLI::App& verb, const std::string& word) {
   std::vector<std::string> names;
   for (const CLI::Option* option : verb.get_options())
@@ -118,7 +129,9 @@ std::string flag_suggestion(const CLI::App& verb, const std::string& word) {
   const std::string flag = word.substr(0, word.find('='));
   const auto begins = [&](const std::string& name) { return flag.size() > 3 && name.starts_with(flag); };
   const auto longer = std::find_if(names.begin(), names.end(), begins);
-  return longer != names.end() ? "; did you mean '" + *longer + "'?" : did_you_mean(flag, names);
+  if (longer != names.end()) return "; did you mean '" + *longer + "'?";
+  const std::string takers = takers_of(verb, flag);
+  return takers.empty() ? did_you_mean(flag, names) : takers;
 }
 
 /// "lodestone ask --help" says what a verb takes.

@@ -71,9 +71,9 @@ int run(CLI::App& app, int argc, char** argv) {
   } catch (const lode::Interrupted&) {
     return complain(kInterrupted,
                     lode::cli::ranks() == nullptr
-                        ? "interrupted; nothing half-written was left behind"
+                        ? "interrupted; no result was left half-written"
                         : "interrupted, by a signal or by the launcher because a rank had ended; "
-                          "nothing half-written was left behind");
+                          "no result was left half-written");
   } catch (const std::bad_alloc&) {
     return complain(kFailed, "out of memory; a shorter context (-c) or a smaller --kv-type needs less");
   } catch (const std::system_error& e) {

@@ -105,8 +105,11 @@ class Gathering {
       }
     }
     if (all_.files.size() == before)
-      throw InputError(
-          fmt::format("{}: expected a folder with texts or documents, found none{}", path, first_reason()));
+      throw InputError(fmt::format("{}: expected a folder with texts or documents, found none{}{}", path,
+                                   options_.include.empty() && options_.exclude.empty()
+                                       ? ""
+                                       : " among the files that --include and --exclude leave",
+                                   first_reason()));
   }
 
   void asked(std::string path) { all_.inputs.push_back(std::move(path)); }

@@ -148,8 +148,7 @@ One ask(const LoadOptions& options, const Address& address, const LoadQuestion& 
   }
   if (refused())
     throw RunError("the server refused a question: " + excerpt(received.substr(0, received.find('\r')), 60) +
-                   ": " +
-                   excerpt(received.substr(std::min(received.size(), received.find("\r\n\r\n"))), 300));
+                   ": " + excerpt(at == 0 ? "no body" : received.substr(at), 300));
   one.whole = seconds_since(start);
   if (one.first < 0) one.first = one.whole;
   return one;

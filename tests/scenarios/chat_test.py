@@ -38,7 +38,24 @@ class Chat(ProgramTest):
         self.assert_refused(run("ask", plain, "Who?", "--chat", "on"), "--chat on")
         remark = self.assert_done(run("ask", plain, "Who?", "-n", "2")).err
         self.assertIn("without the model's chat template", remark)
+        for words, why in ((("nothing.lode", "Who?"), "which is not there"), (("Who?", path), "behind a question")):
+            self.assert_refused(run("ask", plain, *words, "-n", "1"), "expected .lode files in front of the questions", why)
         self.assert_done(run("ask", path, "Who?", "-n", "2", "--chat", "off"))
+
+    def test_eval_in_the_template_gives_the_answers_of_ask(self):
+        path, _ = self.indexed("evaluated.lode")
+        asked = self.assert_done(run("ask", path, "Who lit it?", "-a", "full", "--json")).json()["answers"][0]
+        samples, answers = self.folder / "chat.jsonl", self.folder / "chat-answers.jsonl"
+        samples.write_text(json.dumps({"id": "a", "task": "t", "tokens": 9, "context": self.text.read_text(encoding="utf-8"),
+                                       "question": "Who lit it?", "answers": ["x"], "match": "contains"}) + "\n", encoding="utf-8")
+        command = ("eval", "-m", self.talker, "--samples", samples, "-a", "full", "--json")
+        self.assertTrue(self.assert_done(run(*command, "-o", answers, "--chat")).json()["chat"])
+        self.assertEqual(json.loads(answers.read_text(encoding="utf-8").splitlines()[1])["output"].strip(), asked["answer"].strip())
+        self.assertNotIn("chat", self.assert_done(run(*command)).json())
+        self.assert_refused(run(*command, "-o", answers, "--chat", "off"), "more of them")
+        self.assertNotIn("chat", self.assert_done(run("eval", "-m", self.model, *command[3:], "--chat", "auto")).json())
+        self.assert_refused(run("eval", "-m", self.model, *command[3:], "--chat", "on"), "chat template")
+        self.assert_refused(run(*command, "--chat", "perhaps"), "--chat: expected one of auto, on, off, found 'perhaps'")
 
     def test_templates_that_are_wrong(self):
         for name, template, mention in (("broken", "{% if %}", "line 1"), ("raises", "{{ raise_exception('no such role') }}", "no such role"),

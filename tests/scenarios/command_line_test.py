@@ -91,6 +91,7 @@ class UnknownWords(ProgramTest):
         self.assert_refused(run("verify", "--xyzzyxyzzy", self.model), "--xyzzyxyzzy")
         self.assert_refused(run("verify", "--qui", self.model), "'--qui'", "'--quiet'")
         self.assert_refused(run("ask", "--predict"), "--predict: expected a value, found none")
+        self.assert_refused(run("ask", "x.lode", "--system", "x"), "'--system'; `lodestone index` takes it")
         self.assert_refused(run("verify", self.model, self.text), "verify: expected no further argument", str(self.text))
         self.assert_refused(run("verify", "--device", "cpu", "--device", "auto", self.model), "--device: expected one value, found 2")
         self.assert_refused(run("probe", "-f", self.text), "probe: expected --model, found none", "lodestone probe --help")

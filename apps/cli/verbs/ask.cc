@@ -275,21 +275,36 @@ void run(const AskFlags& flags) {
   show_all();
 }
 
+bool is_context(const std::string& word) {
+  std::error_code none;
+  return std::filesystem::is_regular_file(word, none) && is_container(MappedFile(word).bytes());
+}
+
 /// Words in front of the questions that are indexed texts, too; they are taken off.
 std::vector<std::string> more_contexts(std::vector<std::string>& words) {
-  const auto is_context = [](const std::string& word) {
-    std::error_code none;
-    return std::filesystem::is_regular_file(word, none) && is_container(MappedFile(word).bytes());
-  };
   const auto end = std::find_if_not(words.begin(), words.end(), is_context);
   std::vector<std::string> contexts(words.begin(), end);
   words.erase(words.begin(), end);
   return contexts;
 }
 
+/// The name of a file where a question belongs is a slip, and is not asked about.
+void expect_questions(const std::vector<std::string>& words) {
+  for (const std::string& word : words) {
+    if (!word.ends_with(".lode") || word.find_first_of(" \t\n") != std::string::npos) continue;
+    std::error_code none;
+    throw InputError(fmt::format("ask: expected .lode files in front of the questions, found '{}', {}",
+                                 excerpt(word),
+                                 !std::filesystem::exists(word, none) ? "which is not there"
+                                 : is_context(word)                   ? "behind a question"
+                                                                      : "which is another kind of file"));
+  }
+}
+
 /// Answers from one text, from each of several in turn, with its name in front, or from all of them at once.
 void run_each(AskFlags flags) {
   std::vector<std::string> contexts = more_contexts(flags.question_words);
+  expect_questions(flags.question_words);
   if (flags.together) {
     if (contexts.empty())
       throw InputError("--union: expected several .lode files in front of the questions, found one");

@@ -19,7 +19,7 @@ struct BatchFlags {
   CommonFlags common;
   BatchBenchOptions options;
   std::vector<std::string> specs;
-  std::string model, shape, kv_type = "bf16", kind = "normal", context = "8192", prefill = "0";
+  std::string model, shape, kv_type = "bf16", kind = "normal", context = "8192", prefill = "0", gpu_memory;
 };
 
 void run(BatchFlags flags) {
@@ -29,6 +29,8 @@ void run(BatchFlags flags) {
   options.device = flags.common.device == "cuda" ? Device::cuda : Device::cpu;
   if (options.device == Device::cuda && flags.kind != "normal")
     throw InputError("--kv: expected normal with --device cuda, found " + flags.kind);
+  expect_gpu(options.device, flags.gpu_memory, "auto", "");
+  if (!flags.gpu_memory.empty()) options.gpu_memory = parse_bytes(flags.gpu_memory, "--gpu-memory");
   options.context = parse_count(flags.context, "--context", 1, std::int64_t{1} << 24);
   options.prefill = parse_count(flags.prefill, "--prefill", 0, std::int64_t{1} << 24);
   options.kv_type = parse_dtype(flags.kv_type);
@@ -105,6 +107,7 @@ void add_bench_batch(CLI::App& bench) {
       ->check(whole_number(1, 100'000));
   verb.add_option("--kv-type", flags->kv_type, "type of keys and values: f32, f16, bf16, q8 or q4")
       ->check(CLI::IsMember({"f32", "f16", "bf16", "q8", "q4"}));
+  verb.add_option("--gpu-memory", flags->gpu_memory, "limit of GPU memory, e.g. 24GiB")->check(byte_size());
   verb.add_option("--kv", flags->kind, "made-up keys: normal (independent), clustered, or ood")
       ->check(CLI::IsMember({"normal", "clustered", "ood"}));
   add_attention_flag(verb, flags->specs, false);

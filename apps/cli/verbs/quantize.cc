@@ -32,6 +32,10 @@ void run(const QuantizeFlags& flags) {
     throw InputError("quantize: expected either -m MODEL or --random SHAPE");
   if (flags.shape.empty() != flags.tokenizer.empty())
     throw InputError("quantize: expected --tokenizer MODEL with --random, and only there");
+  if (std::error_code none; !flags.tokenizer.empty() && !std::filesystem::is_directory(flags.tokenizer, none))
+    throw InputError(fmt::format("--tokenizer: expected a model folder with tokenizer.json, found {}'{}'",
+                                 std::filesystem::exists(flags.tokenizer, none) ? "the file " : "nothing at ",
+                                 excerpt(flags.tokenizer)));
   expect_new(flags.output, flags.force);
   expect_apart(flags.output, {flags.model.empty() ? flags.tokenizer : flags.model});
   ThreadPool pool(flags.common.threads);
