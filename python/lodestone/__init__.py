@@ -206,7 +206,10 @@ class Answer:
 
     @property
     def sources(self) -> list[Citation]:
-        """The passages that the answer rests on, heaviest first, at most 3; of an answer asked for with sources=True."""
+        """The passages that the answer rests on, heaviest first, at most 3.
+
+        Of an answer that was not asked for with sources=True they are found by giving it once more.
+        """
         return self._stream.sources(3)
 
     @property
@@ -248,11 +251,13 @@ class Document:
         return cls(_Document.read(model._model, text, _many(specs), kv_type, max_tokens, seed, progress))
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], model: Model, specs: _Many[str] = ()) -> Document:
+    def load(cls, path: str | os.PathLike[str], model: Model | None = None, specs: _Many[str] = ()) -> Document:
         """Opens a .lode file; keys and values are mapped, not read. Builds indexes of `specs` that it lacks.
 
-        InputError when it is of another model, or not whole.
+        model: None = the one that the file names, loaded anew. InputError when the file is of another model, or not whole.
         """
+        if model is None:
+            model = Model(_Document.model_path(os.fspath(path)))
         return cls(_Document.load(os.fspath(path), model._model, _many(specs)))
 
     @classmethod
@@ -307,7 +312,8 @@ class Document:
         full; where none was measured, the first that it is indexed for, else full.
         template: a text with {question} in it; None = the question form of the shipped model, which ends at a line's end.
         exact: tokens are drafted by `attention` and verified by full attention: greedy answers are those of `full`.
-        sources: find the passages that the answer rests on (Answer.sources); costs time at each token.
+        sources: find the passages that the answer rests on (Answer.sources) while it is given, which costs time at each token;
+        else they are found when they are first asked for.
         InputError when the document is not indexed for `attention`, or has no room for question and answer.
         """
         answer = Answer(

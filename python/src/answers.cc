@@ -44,7 +44,10 @@ class Stream {
     request.options.sampling.temperature = temperature;
     request.options.sampling.seed = seed;
     request.want_sources = sources;
-    if (sources) ask_nothing(request, form);
+    if (sources)
+      ask_nothing(request, form);
+    else
+      without_sources_ = {.request = request, .form = form};
     request.options.on_text = [shared = shared_](std::string_view piece) {
       const std::lock_guard lock(shared->mutex);
       shared->pieces.emplace_back(piece);
@@ -92,7 +95,8 @@ class Stream {
   }
   /// The passages that the answer rests on; waits.
   std::vector<Citation> sources(std::size_t count) {
-    if (!neutral_) throw InputError("sources: expected an answer that was asked for with sources=True");
+    answer();
+    if (without_sources_) find_sources();
     const Answer given = answer(), nothing = wait_for(*document_->owner, *neutral_);
     std::vector<double> shares(nothing.sources.mass);
     const double total = std::max(1e-30, std::accumulate(shares.begin(), shares.end(), 0.0));
@@ -114,6 +118,18 @@ class Stream {
   std::vector<TokenId> prompt_of(const std::string& form, const std::string& question) const {
     return document_->owner->model->tokenizer().encode(fill_template(form, question, "template"),
                                                        Tokenizer::Bos::none);
+  }
+
+  /// Sources of an answer that came without them: it is given again. Equal requests give equal answers, whatever else
+  /// is asked.
+  void find_sources() {
+    Request again = without_sources_->request;
+    again.want_sources = true;
+    if (answer_->ending == Ending::cancelled)  // no further than it came
+      again.options.max_new_tokens = std::max<std::int64_t>(1, std::ssize(answer_->generation.tokens));
+    if (!neutral_) ask_nothing(again, without_sources_->form);
+    answer_->sources = wait_for(*document_->owner, submit(std::move(again))).sources;
+    without_sources_.reset();
   }
 
   /// What every question attends to says nothing about this one, and is taken off.
@@ -144,6 +160,11 @@ class Stream {
   std::shared_ptr<Shared> shared_;
   Ticket<Answer> ticket_;
   std::optional<Ticket<Answer>> neutral_;  ///< where sources are wanted
+  struct Asked {
+    Request request;
+    std::string form;
+  };
+  std::optional<Asked> without_sources_;  ///< what was asked, where sources may still be wanted
   std::optional<Answer> answer_;
   std::string attention_;
 };

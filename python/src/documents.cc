@@ -4,11 +4,14 @@
 #include <nanobind/stl/pair.h>
 
 #include <cstring>
+#include <filesystem>
 #include <mutex>
 #include <optional>
 
 #include "arrays.h"
+#include "engine/context_file.h"
 #include "engine/document.h"
+#include "io/container.h"
 #include "kv/store.h"
 #include "lodestone/automatic.h"
 #include "lodestone/error.h"
@@ -75,6 +78,15 @@ std::shared_ptr<PyDocument> load_document(const std::string& path, std::shared_p
   const nb::gil_scoped_release release;
   auto document = Document::open(path, model->model, options);
   return std::make_shared<PyDocument>(std::move(model), std::move(document));
+}
+
+/// Where the model lies that a .lode file was made with; InputError when it does not lie there any more.
+std::string model_path_of(const std::string& path) {
+  const ContainerReader file(path);
+  std::string model = read_context_meta(file, path).model_path;
+  if (std::error_code failed; !std::filesystem::exists(model, failed))
+    throw InputError(path + ": its model is not at '" + model + "' any more: load it and give it as model=");
+  return model;
 }
 
 /// Copies one layer's rows into a store of the same type.
@@ -178,6 +190,7 @@ void bind_documents(nb::module_& m) {
   nb::class_<PyDocument>(m, "_Document")
       .def_static("read", &read_document, nb::arg("model"), nb::arg("text"), nb::arg("specs"),
                   nb::arg("kv_type"), nb::arg("max_tokens"), nb::arg("seed"), nb::arg("progress"))
+      .def_static("model_path", &model_path_of, nb::arg("path"))
       .def_static("load", &load_document, nb::arg("path"), nb::arg("model"), nb::arg("specs"))
       .def_static("from_keys", &document_of_keys, nb::arg("model"), nb::arg("tokens"), nb::arg("text"),
                   nb::arg("keys"), nb::arg("values"), nb::arg("specs"), nb::arg("max_tokens"),

@@ -137,8 +137,24 @@ def test_sources(document):
     answer = document.ask(QUESTION, sources=True)
     assert any("Clara Whitaker" in source.cited_text for source in answer.sources)
     assert all(0 < source.weight <= 1 and source.cited_text in document.text for source in answer.sources)
-    with pytest.raises(lodestone.InputError, match="sources=True"):
-        document.ask(QUESTION).sources  # noqa: B018
+
+
+def test_sources_of_an_answer_that_came_without_them(document):
+    for asked in ({"attention": "full"}, {"temperature": 1.0, "seed": 5}, {"exact": True}, {"max_new_tokens": 1}):
+        wanted, later = document.ask(QUESTION, sources=True, **asked), document.ask(QUESTION, **asked)
+        assert [(s.cited_text, s.weight) for s in later.sources] == [(s.cited_text, s.weight) for s in wanted.sources]
+    assert later.sources and later.text == wanted.text
+
+
+def test_a_file_names_its_model(document, tmp_path):
+    document.save(tmp_path / "x.lode")
+    again = lodestone.Document.load(tmp_path / "x.lode")
+    assert again.ask(QUESTION).tokens == document.ask(QUESTION).tokens
+    with pytest.raises(lodestone.InputError, match="nothing.lode"):
+        lodestone.Document.load(tmp_path / "nothing.lode")
+    (tmp_path / "text.lode").write_text("no document")
+    with pytest.raises(lodestone.InputError, match="expected a .lode file"):
+        lodestone.Document.load(tmp_path / "text.lode")
 
 
 def test_keys_go_out_without_a_copy_and_come_back_as_a_document(model, document):
