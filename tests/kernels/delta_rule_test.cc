@@ -91,20 +91,94 @@ TEST(DeltaRule, EqualsItsFormulaOnEveryInstructionSet) {
     }
 }
 
+/// Largest difference from the rule in double, beside its largest number.
+double error_of(const DeltaKernels& kernels, const Head& head, const std::vector<double>& want) {
+  std::vector<float> after(head.state.size()), o(want.size());
+  kernels.delta_rule(head.call(0, head.tokens, head.state, after, o));
+  double most = 0, off = 0;
+  for (std::size_t i = 0; i < o.size(); ++i) {
+    most = std::max(most, std::fabs(want[i]));
+    const double here = std::fabs(static_cast<double>(o[i]) - want[i]);
+    off = here <= off ? off : here;  // NaN, too
+  }
+  return off / most;
+}
+
+TEST(DeltaRule, GatesAtTheirEndsAndLongTextsRoundAsFloat32Does) {
+  for (const float decay : {0.0f, 1e-30f, 1e-6f, 0.999999f, 1.0f})
+    for (const float beta : {0.0f, 1e-6f, 1.0f}) {
+      Head head(500, 64, 32);
+      std::ranges::fill(head.decay, decay), std::ranges::fill(head.beta, beta);
+      if (decay < 0.5f) head.decay[0] = 1;  // even with a beta of 0 something is put out
+      const std::vector<double> want = head.oracle();
+      // A product with a decay near 1 is off to the same side at each token, by half a unit in the last place at most.
+      const double most = 3e-6 + static_cast<double>(head.tokens) * 0x1p-24;
+      for (const DeltaKernels* const kernels : supported_delta_kernels())
+        EXPECT_LE(error_of(*kernels, head, want), most) << kernels->name << " " << decay << " " << beta;
+    }
+}
+
+TEST(DeltaRule, KeysOfAnyLengthRoundAsFloat32Does) {
+  for (const float length : {1e-6f, 30.0f, 1e4f}) {
+    Head head(4, 128, 32);  // few tokens: S grows by the square of a long key's length each time
+    for (std::int64_t t = 0; t < head.tokens; ++t)
+      for (std::int64_t i = 0; i < head.key_dim; ++i)
+        head.qkv[static_cast<std::size_t>(t * head.stride + head.key_dim + i)] *= length;
+    const std::vector<double> want = head.oracle();
+    for (const DeltaKernels* const kernels : supported_delta_kernels())
+      EXPECT_LE(error_of(*kernels, head, want), 3e-6) << kernels->name << " " << length;
+  }
+}
+
 TEST(DeltaRule, BitsDoNotDependOnHowTokensAreCut) {
-  const Head head(29, 48, 20);
+  for (const auto& [tokens, columns] : {std::pair{29, 20}, {97, 32}})
+    for (const DeltaKernels* const kernels : supported_delta_kernels()) {
+      const Head head(tokens, 48, columns);
+      std::vector<float> whole(head.state.size()), o(static_cast<std::size_t>(head.tokens * head.columns));
+      kernels->delta_rule(head.call(0, head.tokens, head.state, whole, o));
+      for (const std::int64_t step : {1, 2, 3, 4, 28, 31, 32, 33, 64}) {
+        std::vector<float> state = head.state, next(state.size()), parts(o.size());
+        for (std::int64_t t = 0; t < head.tokens; t += step) {
+          std::ranges::fill(next, 0.0f);
+          kernels->delta_rule(head.call(t, std::min(step, head.tokens - t), state, next, parts));
+          state = next;
+        }
+        EXPECT_EQ(parts, o) << kernels->name << " " << step;
+        EXPECT_EQ(state, whole) << kernels->name << " " << step;
+      }
+    }
+}
+
+TEST(DeltaRule, BitsDoNotDependOnWhichColumnsComeTogether) {
+  const Head head(17, 40, 32);
   for (const DeltaKernels* const kernels : supported_delta_kernels()) {
     std::vector<float> whole(head.state.size()), o(static_cast<std::size_t>(head.tokens * head.columns));
-    kernels->delta_rule(head.call(0, head.tokens, head.state, whole, o));
-    for (const std::int64_t step : {1, 4, 28}) {
-      std::vector<float> state = head.state, next(state.size()), parts(o.size());
-      for (std::int64_t t = 0; t < head.tokens; t += step) {
-        next = state;
-        kernels->delta_rule(head.call(t, std::min(step, head.tokens - t), state, next, parts));
-        state = next;
+    const DeltaCall all = head.call(0, head.tokens, head.state, whole, o);
+    kernels->delta_rule(all);
+    for (const std::int64_t first : {1, 7, 16, 31}) {
+      std::vector<float> after(whole.size()), parts(o.size());
+      for (const auto& [begin, end] : {std::pair{std::int64_t{0}, first}, {first, head.columns}}) {
+        DeltaCall some = all;
+        some.v += begin, some.before += begin, some.columns = end - begin;
+        some.after = after.data() + begin, some.o = parts.data() + begin;
+        kernels->delta_rule(some);
       }
-      EXPECT_EQ(parts, o) << kernels->name << " " << step;
+      EXPECT_EQ(parts, o) << kernels->name << " " << first;
+      EXPECT_EQ(after, whole) << kernels->name << " " << first;
     }
+  }
+}
+
+TEST(DeltaRule, OfNoTokensAStateStaysAsItIs) {
+  const Head head(3, 24, 13);
+  for (const DeltaKernels* const kernels : supported_delta_kernels()) {
+    std::vector<float> after(head.state.size()), o;
+    kernels->delta_rule(head.call(0, 0, head.state, after, o));
+    for (std::int64_t i = 0; i < head.key_dim; ++i)
+      for (std::int64_t c = 0; c < head.columns; ++c) {
+        const auto at = static_cast<std::size_t>(i * (head.columns + 1) + c);
+        ASSERT_EQ(after[at], head.state[at]) << kernels->name;
+      }
   }
 }
 

@@ -12,6 +12,7 @@
 #include "base/hold_signals.h"
 #include "base/threads.h"
 #include "gpu/backend.h"
+#include "kernels/delta_rule.h"
 #include "kernels/kernels.h"
 #include "kernels/q4_rows.h"
 #include "lab/bench/common.h"
@@ -109,6 +110,43 @@ void write_row(const float* x, int d, DType type, std::byte* to) {
   kernels().narrow(x, d, type, to);
 }
 
+/// The delta rule of a recurrent layer, whose products are apart: 7 operations a token and number of its states.
+PrefillBenchRow delta_rule_row(const DeltaPlan& d, std::int64_t tokens, int repeats, ThreadPool& pool) {
+  const std::int64_t channels = d.channels(), numbers = d.key_dim * d.values(),
+                     slices = (d.value_dim + kDeltaColumns - 1) / kDeltaColumns;
+  std::vector<float> qkv = random_numbers(tokens * channels), beta = random_numbers(tokens * d.value_heads);
+  for (float& x : qkv) x *= 3.5f / std::sqrt(static_cast<float>(d.key_dim));  // keys of about length 1
+  for (float& x : beta) x += 0.5f;
+  const std::vector<float> decay(beta.size(), 0.97f), before(static_cast<std::size_t>(numbers));
+  std::vector<float> after(before.size()), o(static_cast<std::size_t>(tokens * d.values()));
+  const auto run = [&](std::int64_t item, int) {
+    const std::int64_t head = item / slices, first = item % slices * kDeltaColumns,
+                       key = head * d.key_heads / d.value_heads * d.key_dim,
+                       value = head * d.value_dim + first, state = head * d.key_dim * d.value_dim + first;
+    delta_kernels().delta_rule({.q = qkv.data() + key,
+                                .k = qkv.data() + d.keys() + key,
+                                .v = qkv.data() + 2 * d.keys() + value,
+                                .stride = channels,
+                                .decay = decay.data() + head,
+                                .beta = beta.data() + head,
+                                .gate_stride = d.value_heads,
+                                .tokens = tokens,
+                                .before = before.data() + state,
+                                .after = after.data() + state,
+                                .state_stride = d.value_dim,
+                                .key_dim = d.key_dim,
+                                .columns = std::min(kDeltaColumns, d.value_dim - first),
+                                .o = o.data() + value,
+                                .o_stride = d.values()});
+  };
+  std::vector<double> times;
+  for (int repeat = 0; repeat <= repeats; ++repeat) {
+    const double us = microseconds([&] { pool.for_each(d.value_heads * slices, run); });
+    if (repeat > 0) times.push_back(us);
+  }
+  return row_of("delta rule", 7.0 * static_cast<double>(tokens * numbers), times);
+}
+
 }  // namespace
 
 std::vector<PrefillBenchRow> bench_prefill(const PrefillBenchOptions& options, ThreadPool& pool) {
@@ -154,7 +192,10 @@ std::vector<PrefillBenchRow> bench_prefill(const PrefillBenchOptions& options, T
   const double gemm_flops = 2.0 * static_cast<double>(tokens * hidden) * static_cast<double>(hidden);
   std::vector<PrefillBenchRow> rows = {
       row_of("attention", 4.0 * static_cast<double>(d * c.query_heads) * seen, attention),
-      row_of("gemm", gemm_flops, gemm), row_of(yardstick.name(), gemm_flops, onednn)};
+      row_of("gemm", gemm_flops, gemm)};
+  if (!c.plan.recurrent_floats().empty())
+    rows.push_back(delta_rule_row(c.plan.delta, tokens, options.repeats, pool));
+  rows.push_back(row_of(yardstick.name(), gemm_flops, onednn));
   for (PrefillBenchRow& row : rows) row.of_gemm = row.gflops / rows.back().gflops;
   return rows;
 }

@@ -28,7 +28,7 @@ struct PrefillBenchOptions {
 
 struct PrefillBenchRow {
   std::string
-      what;  ///< "attention", "gemm" or "model"; last the yardstick: "onednn bf16 gemm" ("f32" on CPUs without bf16 products) or "cublaslt bf16 gemm"
+      what;  ///< "attention", "gemm", "delta rule" (of a hybrid's shape) or "model"; last the yardstick: "onednn bf16 gemm" ("f32" on CPUs without bf16 products) or "cublaslt bf16 gemm"
   double median_ms = 0;
   double gflops = 0;             ///< 10^9 multiplications and additions per second
   double of_gemm = 0;            ///< gflops / those of the last row; 0 when there is no such library
@@ -36,7 +36,7 @@ struct PrefillBenchRow {
 };
 
 /// Attention counts 4 d multiplications and additions per query head and visible key; the GEMM is [T, D] by
-/// [D, D].
+/// [D, D]. A hybrid's shape has a row for the delta rule of one recurrent layer, which is not its products.
 std::vector<PrefillBenchRow> bench_prefill(const PrefillBenchOptions& options, ThreadPool& pool);
 
 /// Full attention's prefill of `tokens` random tokens by a whole model. Counted are the products with the
