@@ -112,7 +112,8 @@ struct Answer {
   std::int64_t prompt_tokens = 0, cached_tokens = 0, answer_tokens = 0;
   std::int64_t thought_tokens = 0;                          ///< of the answer's
   std::int64_t drafted = 0, accepted = 0, dense_steps = 0;  ///< of an exact answer
-  double density = 1, queued_seconds = 0, first_token_seconds = 0, seconds = 0;
+  double density = 1, draft_density = 0;                    ///< drafts of an exact answer are apart
+  double queued_seconds = 0, first_token_seconds = 0, seconds = 0;
   std::int64_t read_bytes = 0,
                full_bytes = 0;  ///< of keys, values and indexes: read, and what full attention reads
   std::vector<Source> sources;

@@ -181,8 +181,10 @@ Json own_member(const Answer& answer, const Reuse& reuse) {
               {"first_token_ms", 1e3 * answer.first_token_seconds},
               {"total_ms", 1e3 * answer.seconds}};
   if (answer.dense_steps > 0)
-    own["exact"] = {
-        {"drafted", answer.drafted}, {"accepted", answer.accepted}, {"dense_steps", answer.dense_steps}};
+    own["exact"] = {{"drafted", answer.drafted},
+                    {"accepted", answer.accepted},
+                    {"dense_steps", answer.dense_steps},
+                    {"draft_density", answer.draft_density}};
   if (!answer.why.empty()) own["why"] = answer.why;
   if (!answer.notice.empty()) own["notice"] = answer.notice;
   return own;

@@ -456,9 +456,8 @@ void EngineBackend::tell(Job& job) const {
     const WorkReport& drafts = result.exact.drafts;
     answer.read_bytes = work.kv_bytes + work.selector_bytes + drafts.kv_bytes + drafts.selector_bytes;
     answer.full_bytes = work.full_bytes;
-    answer.density = answer.full_bytes == 0
-                         ? 1.0
-                         : static_cast<double>(answer.read_bytes) / static_cast<double>(answer.full_bytes);
+    answer.density = work.density();
+    answer.draft_density = drafts.density();
     answer.drafted = result.exact.drafted;
     answer.accepted = result.exact.accepted;
     answer.dense_steps = result.exact.dense_steps;
