@@ -465,7 +465,8 @@ TEST(Sequence, BranchesShareTheDocument) {
       ASSERT_FALSE(rows.back().error);
     }
   };
-  branch(16);  // by now each thread has the scratch that it keeps, on a machine that gives it little time, too
+  branch(
+      16);  // by now each thread has the scratch that it keeps, on a machine that gives it little time, too
   const std::int64_t before = resident_bytes();
   branch(15);
   const std::int64_t parts = 6 * 2 * 2, tail = parts * ((std::ssize(prompt) * 128 + 8191) / 4096 * 4096);

@@ -6,7 +6,8 @@
 needs torch, transformers, safetensors, gguf; run once for each new case, outputs are committed
 
 families/NAME/: config.json, model.safetensors, model.gguf (the same weights under GGUF's names, in GGUF's order of rows) and
-golden.safetensors with ids [T], logits [T, V] and hidden [L + 1, T, D] (the last one is normalised, as transformers gives it).
+golden.safetensors with ids [T], logits [T, V] and hidden [L + 1, T, D] (the last one is normalised, as transformers gives it). Some have other.gguf, too: the same model as another version of llama.cpp's
+converter, or one that is told so, writes it.
 """
 import json
 import math
@@ -89,6 +90,8 @@ CASES["qwen3-vl"] = ("Qwen3VL", "qwen3vl", dict(head_dim=12, rope_parameters={
     "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2], "mrope_interleaved": True}))
 EYES = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32, patch_size=4, spatial_merge_size=1,
             num_position_embeddings=16, deepstack_visual_indexes=[0])
+# A matrix of q, k and v; a layer that drafts tokens, and a list of recurrent layers; a gate of one column; no word on gating.
+OTHERS = {"qwen2", "qwen35", "qwen35-moe", "glm4-lite"}
 EXPERT_NAMES = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "w1": "gate", "w3": "up", "w2": "down"}
 PAIRS = {"llama", "mistral3", "smollm3", "granite"}  # their files have the rows of q and k in pairs
 NAMES = {
@@ -267,13 +270,13 @@ def add_latent(writer: gguf.GGUFWriter, config) -> None:
     writer.add_value_length_mla(config.v_head_dim)
 
 
-def add_shared_experts(writer: gguf.GGUFWriter, config, family: str) -> None:
+def add_shared_experts(writer: gguf.GGUFWriter, config, family: str, other: bool) -> None:
     dense = config.mlp_layer_types.count("dense") if family == "Glm4MoeLite" else config.first_k_dense_replace
     writer.add_leading_dense_block_count(dense)
     writer.add_expert_shared_count(config.n_shared_experts)
     writer.add_expert_weights_scale(config.routed_scaling_factor)
     sigmoid = family != "DeepseekV2"
-    if family != "Glm4MoeLite":  # whose folders do not say it, so that its files do not
+    if not other:  # folders of GLM-4.7 Flash do not say it, so that its files do not
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID if sigmoid else gguf.ExpertGatingFuncType.SOFTMAX)
     if sigmoid:
         writer.add_expert_group_count(config.n_group)
@@ -299,11 +302,11 @@ def text_tensors(folder: pathlib.Path) -> dict[str, np.ndarray]:
     return {name.replace("model.language_model.", "model."): tensor for name, tensor in tensors.items() if ".visual." not in name}
 
 
-def write_gguf(folder: pathlib.Path, config, architecture: str, mxfp4: bool) -> None:
-    path = folder / "model.gguf"
+def write_gguf(folder: pathlib.Path, config, architecture: str, mxfp4: bool, other: bool = False) -> None:
+    path = folder / ("other.gguf" if other else "model.gguf")
     writer = gguf.GGUFWriter(path, architecture)
     d = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    drafts = architecture == "qwen35"
+    drafts = other and architecture == "qwen35"
     writer.add_block_count(config.num_hidden_layers + drafts)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -314,7 +317,7 @@ def write_gguf(folder: pathlib.Path, config, architecture: str, mxfp4: bool) -> 
         d = config.qk_rope_head_dim  # what turns
         add_latent(writer, config)
     if latent or architecture == "glm4moe":
-        add_shared_experts(writer, config, type(config).__name__.removesuffix("Config"))
+        add_shared_experts(writer, config, type(config).__name__.removesuffix("Config"), other)
     writer.add_head_count_kv(1 if latent else config.num_key_value_heads)
     writer.add_key_length(config.kv_lora_rank + d if latent else d)
     writer.add_value_length(config.kv_lora_rank if latent else d)
@@ -363,12 +366,12 @@ def write_gguf(folder: pathlib.Path, config, architecture: str, mxfp4: bool) -> 
             writer.add_tensor(f"{blk}.attn_k_b.weight", np.ascontiguousarray(heads[:, :nope].swapaxes(1, 2)))
             writer.add_tensor(f"{blk}.attn_v_b.weight", np.ascontiguousarray(heads[:, nope:]))
             continue
-        if architecture == "qwen2" and name.split(".")[-2] in ("q_proj", "k_proj", "v_proj"):  # as with llama.cpp's --fuse-qkv
+        if other and architecture == "qwen2" and name.split(".")[-2] in ("q_proj", "k_proj", "v_proj"):  # --fuse-qkv
             _, _, layer, _, part, kind = name.split(".")
             parts = joined.setdefault(f"blk.{layer}.attn_qkv.{kind}", {})
             parts[part] = weight
             continue
-        if "shared_expert_gate" in name and architecture == "qwen3next":  # as older converters wrote it
+        if "shared_expert_gate" in name and not other:
             weight = weight[0]
         writer.add_tensor(gguf_name(name, architecture), np.ascontiguousarray(weight))
     for its_name, parts in joined.items():
@@ -420,6 +423,8 @@ def make(name: str, family: str, architecture: str | None, overrides: dict, seed
         wrap(folder)
     if architecture is not None:
         write_gguf(folder, config, architecture, name.endswith("mxfp4"))
+    if name in OTHERS:
+        write_gguf(folder, config, architecture, False, other=True)
     if name.endswith("mxfp4"):
         save_blocks(folder)
     print(name, json.loads((folder / "config.json").read_text()).get("rope_parameters"))

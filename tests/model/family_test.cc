@@ -84,6 +84,12 @@ TEST_P(FamilyGolden, GgufEqualsTransformers) {
   expect_golden(path, FamilyTokens(GetParam()));
 }
 
+TEST_P(FamilyGolden, OtherFormsOfGgufFilesEqualTransformers) {
+  const auto path = kFamilies / GetParam() / "other.gguf";
+  if (!std::filesystem::exists(path)) GTEST_SKIP() << "converters write this family in one form";
+  expect_golden(path, FamilyTokens(GetParam()));
+}
+
 TEST_P(FamilyGolden, SelectingEverythingIsFullAttention) {
   const FamilyTokens golden(GetParam());
   const FamilyModel model(kFamilies / GetParam());
