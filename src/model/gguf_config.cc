@@ -165,9 +165,8 @@ void add_rope(const GgufModel& model, const Keys& k, Json& json) {
   const std::int64_t d = json.contains("head_dim") ? json["head_dim"].get<std::int64_t>()
                                                    : json["hidden_size"].get<std::int64_t>() /
                                                          json["num_attention_heads"].get<std::int64_t>();
-  if (k.has("rope.dimension_count") && k.integer("rope.dimension_count") != d)
-    rope["partial_rotary_factor"] =
-        static_cast<double>(k.integer("rope.dimension_count")) / static_cast<double>(d);
+  const std::int64_t turning = k.has("rope.dimension_count") ? k.integer("rope.dimension_count") : d;
+  rope["partial_rotary_factor"] = static_cast<double>(turning) / static_cast<double>(d);
   const std::string type = k.has("rope.scaling.type") ? k.text("rope.scaling.type") : "none";
   if (k.has("rope.scaling.original_context_length"))
     rope["original_max_position_embeddings"] = k.integer("rope.scaling.original_context_length");
@@ -284,9 +283,10 @@ void find_biases(const GgufModel& model, ModelPlan& p) {
   const auto has = [&](const char* name) {
     return model.tensors.contains(std::string("blk.0.") + name + ".bias");
   };
-  p.q_bias = has("attn_q");
-  p.k_bias = has("attn_k");
-  p.v_bias = has("attn_v");
+  const bool all = has("attn_qkv");
+  p.q_bias = all || has("attn_q");
+  p.k_bias = all || has("attn_k");
+  p.v_bias = all || has("attn_v");
   p.o_bias = has("attn_output");
   p.gate_bias = has("ffn_gate");
   p.up_bias = has("ffn_up");
