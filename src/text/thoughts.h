@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Some models think before they answer. Their marks are tokens: "<think>" and "</think>" (Qwen3, DeepSeek, GLM),
-// "[THINK]" and "[/THINK]" (Mistral), or harmony's channels (gpt-oss): "<|channel|>analysis<|message|>...<|end|>", of
-// which "final" is the answer. This tells thoughts from the answer, token by token.
+// "[THINK]" and "[/THINK]" (Mistral), "<|channel>thought" and a line break, "<channel|>" (Gemma 4), or harmony's channels
+// (gpt-oss): "<|channel|>analysis<|message|>...<|end|>", of which "final" is the answer. This tells thoughts from the
+// answer, token by token.
 #pragma once
 
 #include <span>
@@ -17,7 +18,7 @@ inline constexpr std::string_view kThoughtBlanks = " \t\r\n";
 
 class Thoughts {
  public:
-  /// What a token belongs to. A mark is shown nowhere: so are the roles and names of harmony's channels.
+  /// What a token belongs to. A mark is shown nowhere: so are the roles and names of channels.
   enum class Part { answer, thought, mark };
 
   /// `before` the prompt and in it, as far as it matters, stands whether a thought is open already: templates may end
@@ -36,11 +37,15 @@ class Thoughts {
   bool harmony() const { return start_ >= 0; }
   void find_marks();
   void read_prompt(TokenId token);
+  void open();
+  void close();
+  bool still_names(TokenId token);
   Part push_harmony(TokenId token);
   bool is_blank(TokenId token) const;
 
   const Tokenizer* tokenizer_;
-  TokenId open_ = -1, close_ = -1;                               ///< -1: the model has none
+  TokenId open_ = -1, close_ = -1;  ///< -1: the model has none
+  std::string_view named_;          ///< what follows `open_` and is part of the mark
   TokenId start_ = -1, channel_ = -1, message_ = -1, end_ = -1;  ///< of harmony: all or none
   State state_ = State::answer;
   bool said_ = false;     ///< the answer has begun: a mark is a word of it from here on

@@ -13,6 +13,11 @@ TEMPLATE = ("{% for m in messages %}<|begin|>{{ m.role }}> {{ m.content }}<|end|
 SCRIPT = [":", "<think>", "H", "m", ".", "</think>", "7", "<|end|>"]
 
 
+# The name of Gemma 4's channel belongs to its mark, also where it comes in pieces.
+CHANNEL = ["<|channel>", "thou", "ght\n", "<channel|>"]
+IN_CHANNEL = [":", "<|channel>", "thou", "ght\n", "H", "m", ".", "<channel|>", "7", "<|end|>"]
+
+
 class Thoughts(ProgramTest):
     @classmethod
     def setUpClass(cls):
@@ -59,17 +64,33 @@ class Thoughts(ProgramTest):
         self.assertEqual([(t["answer"], t["thoughts"]) for t in talk["turns"]], [("7", "Hm.")] * 2)
         self.assertEqual(run("chat", self.context, "--show-thoughts", "--quiet", stdin="Who?\n").out, "> Who?\nHm.\n\n7\n")
 
+    def test_in_a_channel(self):
+        gemma = tiny_model.write_talker(self.folder / "gemma", CHANNEL, IN_CHANNEL)
+        (gemma / "tokenizer_config.json").write_text(
+            json.dumps({"chat_template": TEMPLATE.replace("<think></think>", "<|channel>thought\\n<channel|>")}), encoding="utf-8")
+        contexts = self.folder / "channels"
+        contexts.mkdir()
+        context = contexts / "book.lode"
+        self.assert_done(run("index", "-m", gemma, "-f", self.text, "-o", context, "--quiet", "-a", "full"))
+        self.assertEqual(run("ask", context, "Who?", "--show-thoughts").out, "Hm.\n\n7\n")
+        self.assertEqual(run("chat", context, "--show-thoughts", "--quiet", stdin="Who?\n").out, "> Who?\nHm.\n\n7\n")
+        self.assertNotIn("thoughts", run("ask", context, "Who?", "--think", "off", "--json").json()["answers"][0])
+        with Server(contexts, "-m", gemma, "-a", "full", "--quiet") as server:
+            self.openai(server, {"context": "book"}, marks=4)
+            self.anthropic(server, {"context": "book"})
+
     def test_serve(self):
         with Server(self.contexts, "-m", self.thinker, "-a", "full", "--quiet") as server:
             for fields in ({}, {"context": "book"}, {"context": "book", "exact": True}):
                 self.openai(server, fields)
                 self.anthropic(server, fields)
 
-    def openai(self, server, fields):
+    def openai(self, server, fields, marks=2):
         reply = server.chat("Who?", **fields)
         message = reply["choices"][0]["message"]
         self.assertEqual((message["content"], message["reasoning_content"]), ("7", "Hm."))
-        self.assertEqual((reply["usage"]["completion_tokens"], reply["usage"]["completion_tokens_details"]["reasoning_tokens"]), (7, 5))
+        self.assertEqual((reply["usage"]["completion_tokens"], reply["usage"]["completion_tokens_details"]["reasoning_tokens"]),
+                         (5 + marks, 3 + marks))
         # A schema is the answer's: thoughts may come before it and be anything.
         schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": [7, 8]}}}
         message = server.chat("Who?", response_format=schema, **fields)["choices"][0]["message"]
@@ -77,7 +98,7 @@ class Thoughts(ProgramTest):
         message = server.chat("Who?", chat_template_kwargs={"enable_thinking": False}, **fields)["choices"][0]["message"]
         self.assertEqual(message["content"], "7")
         self.assertNotIn("reasoning_content", message)
-        cut = server.chat("Who?", max_tokens=3, **fields)
+        cut = server.chat("Who?", max_tokens=1 + marks, **fields)
         self.assertEqual((cut["choices"][0]["message"]["content"], cut["choices"][0]["finish_reason"]), ("", "length"))
         self.assertIn("still thinking", cut["lodestone"]["notice"])
         events = server.stream("/v1/chat/completions", {"messages": [{"role": "user", "content": "Who?"}], **fields})
