@@ -94,6 +94,13 @@ Thoughts::Part Thoughts::push(TokenId token) {
   return Part::answer;
 }
 
+std::vector<TokenId> Thoughts::closing() const {
+  if (state_ != State::thought || naming_) return {};
+  if (!harmony()) return {close_};
+  return tokenizer_->encode("<|end|><|start|>assistant<|channel|>final<|message|>", Tokenizer::Bos::none,
+                            Tokenizer::Special::parsed);
+}
+
 void Thoughts::open() {
   state_ = State::thought;
   thought_ = false;
@@ -125,6 +132,7 @@ Thoughts::Part Thoughts::push_harmony(TokenId token) {
   } else if (token == message_) {
     const std::string_view name = std::string_view(name_).substr(0, name_.find_first_of(" <"));
     state_ = name.empty() || name == "final" ? State::answer : State::thought;
+    naming_ = false;
   } else if (token == end_) {
     state_ = State::between;
   } else if (state_ == State::answer || state_ == State::thought) {

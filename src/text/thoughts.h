@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "lodestone/tokenizer.h"
 
@@ -31,6 +32,8 @@ class Thoughts {
   bool answering() const { return state_ == State::answer; }
   /// The mark that may begin thoughts now, in place of the answer; -1: none may.
   TokenId opening() const { return answering() && !said_ && !thought_ ? open_ : TokenId{-1}; }
+  /// Tokens that end the thoughts that are open and begin the answer; none where no thoughts are.
+  std::vector<TokenId> closing() const;
 
  private:
   enum class State { answer, thought, header, between };

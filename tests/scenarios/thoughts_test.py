@@ -59,6 +59,26 @@ class Thoughts(ProgramTest):
         self.assert_done(run("index", "-m", self.thinker, "-f", self.text, "-o", plain, "--quiet", "-a", "full", "--chat", "off"))
         self.assert_refused(run("ask", plain, "Who?", "--think", "off"), "--think", "chat template")
 
+    def test_how_much_to_think(self):
+        asked = self.ask("--think", "low")
+        self.assertEqual(asked.out, "7\n")
+        self.assertIn("not how much", asked.err)
+        self.assert_refused(run("ask", self.context, "Who?", "--think", "much"), "--think")
+
+    def test_what_a_text_was_indexed_with(self):
+        name = self.folder / "unthinking.lode"
+        self.assert_done(run("index", "-m", self.thinker, "-f", self.text, "-o", name, "--quiet", "-a", "full", "--think", "off"))
+        self.assertNotIn("thoughts", run("ask", name, "Who?", "--json").json()["answers"][0])
+        self.assertEqual(run("ask", name, "Who?", "--json", "--think", "on").json()["answers"][0]["thoughts"], "Hm.")
+        self.assert_refused(run("index", "-m", self.thinker, "-f", self.text, "-o", self.folder / "other.lode", "--chat", "off", "--think", "off"), "--think")
+
+    def test_thoughts_are_ended(self):
+        for exact in ((), ("--exact",)):
+            for most, thoughts in ((0, None), (1, "H"), (2, "Hm"), (3, "Hm."), (4, "Hm.")):
+                answer = self.ask("--think-tokens", str(most), "--json", *exact).json()["answers"][0]
+                self.assertEqual((answer["answer"], answer.get("thoughts"), answer["ended_by"]), ("7", thoughts, "stop"))
+                self.assertEqual(answer["tokens_thought"], 2 + min(most, 3))
+
     def test_a_conversation_goes_on_without_thoughts(self):
         talk = self.assert_done(run("chat", self.context, "--json", stdin="Who?\nWhen?\n")).json()
         self.assertEqual([(t["answer"], t["thoughts"]) for t in talk["turns"]], [("7", "Hm.")] * 2)
@@ -98,6 +118,18 @@ class Thoughts(ProgramTest):
         message = server.chat("Who?", chat_template_kwargs={"enable_thinking": False}, **fields)["choices"][0]["message"]
         self.assertEqual(message["content"], "7")
         self.assertNotIn("reasoning_content", message)
+        cut = server.chat("Who?", max_tokens=1 + marks, response_format=schema, **fields)
+        self.assertIn("still thinking", cut["lodestone"]["notice"])
+        self.assertIn("not the JSON of its schema", cut["lodestone"]["notice"])
+        bounded = server.chat("Who?", thinking_token_budget=1, response_format=schema, **fields)["choices"][0]
+        self.assertEqual((bounded["message"]["content"], bounded["message"]["reasoning_content"], bounded["finish_reason"]),
+                         ("7", "H", "stop"))
+        for effort in ("none", "minimal"):
+            message = server.chat("Who?", reasoning_effort=effort, **fields)["choices"][0]["message"]
+            self.assertEqual((message["content"], message.get("reasoning_content")), ("7", None))
+        told = server.chat("Who?", reasoning_effort="high", **fields)
+        self.assertEqual(told["choices"][0]["message"]["reasoning_content"], "Hm.")
+        self.assertIn("not how much", told["lodestone"]["notice"])
         cut = server.chat("Who?", max_tokens=1 + marks, **fields)
         self.assertEqual((cut["choices"][0]["message"]["content"], cut["choices"][0]["finish_reason"]), ("", "length"))
         self.assertIn("still thinking", cut["lodestone"]["notice"])
@@ -121,6 +153,9 @@ class Thoughts(ProgramTest):
         # The client sends back what it got.
         body["messages"] += [{"role": "assistant", "content": content}, {"role": "user", "content": "When?"}]
         self.assertEqual(server.json("POST", "/v1/messages", body)["content"], content)
+        budget = {**body, "thinking": {"type": "enabled", "budget_tokens": 2}}
+        content = server.json("POST", "/v1/messages", budget)["content"]
+        self.assertEqual((content[0]["thinking"], content[1]["text"]), ("Hm", "7"))
         content = server.json("POST", "/v1/messages", {**body, "thinking": {"type": "disabled"}})["content"]
         self.assertEqual([block["type"] for block in content], ["text"])
 

@@ -136,6 +136,26 @@ TEST(Thoughts, WhereTheyMayBegin) {
   EXPECT_EQ(thoughts.opening(), -1);
 }
 
+TEST(Thoughts, CanBeEnded) {
+  const auto closing = [](const Tokenizer& t, const std::string& prompt) {
+    const auto ids = t.encode(prompt, Tokenizer::Bos::none, Tokenizer::Special::parsed);
+    std::string text;
+    for (const TokenId token : Thoughts(t, {}, ids).closing()) text += t.bytes_of(token);
+    return text;
+  };
+  EXPECT_EQ(closing(marked(kTags), "<think>\n"), "</think>");
+  for (const char* prompt : {"", "<think></think>"}) EXPECT_EQ(closing(marked(kTags), prompt), "");
+  const Tokenizer gemma = marked({}, {"<|channel>", "<channel|>"});
+  EXPECT_EQ(closing(gemma, "<|channel>thought\n"), "<channel|>");
+  EXPECT_EQ(closing(gemma, "<|channel>tho"), "") << "its name comes first";
+  const Tokenizer harmony = marked({}, kHarmony);
+  const std::string begun = "<|start|>assistant<|channel|>analysis";
+  EXPECT_EQ(closing(harmony, begun + "<|message|>Hm."),
+            "<|end|><|start|>assistant<|channel|>final<|message|>");
+  EXPECT_EQ(closing(harmony, begun), "") << "within a header";
+  EXPECT_EQ(closing(harmony, "<|start|>assistant<|channel|>final<|message|>"), "");
+}
+
 TEST(Thoughts, AreTheChannelsOfHarmony) {
   const Tokenizer t = marked({}, kHarmony);
   const std::string asked = "<|start|>user<|message|>Who?<|end|><|start|>assistant";
