@@ -27,6 +27,14 @@ std::string unescaped(std::string_view text) {
   return result;
 }
 
+namespace {
+
+void add_think_flag(CLI::App& verb, std::string& think, const std::string& help) {
+  verb.add_option("--think", think, help)->check(CLI::IsMember({"on", "off", "low", "medium", "high"}));
+}
+
+}  // namespace
+
 void add_chat_flags(CLI::App& verb, ChatFlags& flags) {
   verb.add_option("--chat", flags.chat,
                   "put the text into the model's chat template: auto (where the model has one), on or off; "
@@ -34,6 +42,10 @@ void add_chat_flags(CLI::App& verb, ChatFlags& flags) {
                   "goes on inside it")
       ->check(CLI::IsMember({"auto", "on", "off"}));
   verb.add_option("--system", flags.system, "the system message of that conversation; \\n is a line break");
+  add_think_flag(
+      verb, flags.think,
+      "tell the chat template whether the model thinks before it answers, or how much: for templates that "
+      "say it in front of the text, where a question's own --think comes too late");
   verb.add_option("--document-role", flags.document_role,
                   "whose message the text belongs to: user (the first question follows in the same message) "
                   "or system")
@@ -46,20 +58,26 @@ IndexedText indexed_text(const Model& model, const ChatFlags& flags, const std::
   const std::string where = model.path().string() + ": chat template";
   if (source.empty()) {
     if (flags.chat == "on") throw InputError(where + ": expected one for --chat on, found none");
-    if (!flags.system.empty() || flags.document_role != "user")
+    if (!flags.system.empty() || flags.document_role != "user" || !flags.think.empty())
       throw InputError(
-          "--system and --document-role: expected a model with a chat template, and --chat not off");
+          "--system, --document-role and --think: expected a model with a chat template, and --chat not off");
     return plain_text(model, text);
   }
   DocumentChat::Settings settings = {.source = source,
                                      .system = unescaped(flags.system),
                                      .document_in_system = flags.document_role == "system",
-                                     .now = std::time(nullptr)};
+                                     .now = std::time(nullptr),
+                                     .think = flags.think};
   if (const auto known = before.find(DocumentChat::kAttachment); known != before.end()) {
     const auto earlier = DocumentChat::from_json(known->second.text, "section 'attached/chat'");
     if (earlier.source == settings.source && earlier.system == settings.system) settings.now = earlier.now;
   }
-  return text_in_chat(model, document_chat(model, std::move(settings), where), text);
+  const Thinking thinking = thinking_of(settings.think);
+  const DocumentChat chat = document_chat(model, std::move(settings), where);
+  IndexedText indexed = text_in_chat(model, chat, text);
+  if (const std::string left = chat.chat().told(thinking).remark; !left.empty())
+    indexed.remarks.push_back("--think: " + left);
+  return indexed;
 }
 
 void add_prompt_flags(CLI::App& verb, PromptFlags& flags) {
@@ -70,10 +88,14 @@ void add_prompt_flags(CLI::App& verb, PromptFlags& flags) {
           "--chat", flags.chat,
           "go on inside the chat template that the text was indexed in: auto (where it was), on or off")
       ->check(CLI::IsMember({"auto", "on", "off"}));
-  verb.add_option(
-          "--think", flags.think,
-          "tell the chat template whether the model thinks before it answers; else as the template has it")
-      ->check(CLI::IsMember({"on", "off"}));
+  add_think_flag(
+      verb, flags.think,
+      "tell the chat template whether the model thinks before it answers, or how much; else as the text "
+      "was indexed");
+  verb.add_option("--think-tokens", flags.most_thoughts,
+                  "most tokens of thoughts; behind them the answer begins. Else thoughts take as many as the "
+                  "model likes")
+      ->check(CLI::Range(std::int64_t{0}, std::int64_t{1} << 30));
   verb.add_option(
       "--template", flags.question_template,
       "the prompt of a text that was indexed without a chat template; {question} is replaced, \\n and \\t "
@@ -95,6 +117,7 @@ Prompts::Prompts(const PromptFlags& flags, const Model& model, const Attachments
     : model_(model),
       text_(std::move(text)),
       template_(unescaped(flags.question_template)),
+      most_thoughts_(flags.most_thoughts),
       encoder_(model.tokenizer()) {
   const auto stored = attachments.find(DocumentChat::kAttachment);
   const bool in_chat = stored != attachments.end();
@@ -123,9 +146,9 @@ Prompts::Prompts(const PromptFlags& flags, const Model& model, const Attachments
     if (chat_ == nullptr)
       throw InputError(where +
                        ": expected a text that is asked in a chat template, for --think, found one without");
-    think_ = flags.think == "on";
+    thinking_ = thinking_of(flags.think);
     const std::string question = "?";
-    if (const std::string left = chat_->tail(text_, {&question, 1}, think_).remark; !left.empty())
+    if (const std::string left = chat_->tail(text_, {&question, 1}, thinking_).remark; !left.empty())
       remark_ = "--think: " + left;
   }
   if (chat_ == nullptr) fill_template(template_, "", "--template");
@@ -135,7 +158,7 @@ Prompts::Prompts(const PromptFlags& flags, const Model& model, const Attachments
 }
 
 std::vector<TokenId> Prompts::of(std::span<const std::string> turns) const {
-  if (chat_ != nullptr) return encoder_.encode(chat_->tail(text_, turns, think_).parts);
+  if (chat_ != nullptr) return encoder_.encode(chat_->tail(text_, turns, thinking_).parts);
   constexpr std::string_view kSlot = "{question}";
   const std::size_t slot = template_.find(kSlot);
   std::vector<ChatPart> parts;
@@ -148,15 +171,18 @@ std::vector<TokenId> Prompts::of(std::span<const std::string> turns) const {
   return encoder_.encode(parts);
 }
 
-void Prompts::set_stops(GenerateOptions& options) const {
+void Prompts::set_ends(GenerateOptions& options) const {
   options.stop = stop_;
+  options.max_thought_tokens = most_thoughts_.value_or(-1);
 }
 
 std::string Prompts::why_empty(const Generation& answer) const {
   if (answer.text.find_first_not_of(" \n\t\r") != std::string::npos) return "";
   if (!answer.stopped && answer.thought_tokens == std::ssize(answer.tokens) && answer.thought_tokens > 0)
-    return fmt::format("the model was still thinking when its {} tokens were used up; -n {} gives it more",
-                       answer.thought_tokens, std::max<std::int64_t>(2048, 4 * answer.thought_tokens));
+    return fmt::format(
+        "the model was still thinking when its {} tokens were used up; -n {} gives it more, --think-tokens "
+        "keeps some for the answer",
+        answer.thought_tokens, std::max<std::int64_t>(2048, 4 * answer.thought_tokens));
   const std::vector<TokenId>& eos = model_.config().eos;
   const TokenId last = answer.tokens.empty() ? -1 : answer.tokens.back();
   const bool ended = std::find(eos.begin(), eos.end(), last) != eos.end();

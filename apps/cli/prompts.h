@@ -23,7 +23,7 @@ std::string unescaped(std::string_view text);
 
 /// Of `index`, where a document's place in the conversation is decided.
 struct ChatFlags {
-  std::string chat = "auto", system, document_role = "user";
+  std::string chat = "auto", system, document_role = "user", think;
 };
 void add_chat_flags(CLI::App& verb, ChatFlags& flags);
 
@@ -33,8 +33,9 @@ IndexedText indexed_text(const Model& model, const ChatFlags& flags, const std::
 
 /// Of `ask` and `chat`.
 struct PromptFlags {
-  std::string chat = "auto", think;  ///< think: on, off or, by default, what the template does by itself
-  std::string question_template;     ///< as typed
+  std::string chat = "auto", think;           ///< think: thinking_of
+  std::optional<std::int64_t> most_thoughts;  ///< tokens; none: as many as the model likes
+  std::string question_template;              ///< as typed
   std::vector<std::string> stop = {"\\n"};
   bool template_given = false, stop_given = false;
 };
@@ -52,8 +53,8 @@ class Prompts {
   bool chat() const { return chat_ != nullptr; }
   /// What follows the document: question, answer, question, ..., up to where the answer to the last one begins.
   std::vector<TokenId> of(std::span<const std::string> turns) const;
-  /// Where an answer ends.
-  void set_stops(GenerateOptions& options) const;
+  /// Where an answer ends, and its thoughts.
+  void set_ends(GenerateOptions& options) const;
   /// Why nothing is left of an answer; empty when something is.
   std::string why_empty(const Generation& answer) const;
   const std::string& remark() const { return remark_; }  ///< may be empty
@@ -61,7 +62,8 @@ class Prompts {
  private:
   const Model& model_;
   std::string text_, template_, remark_;
-  std::optional<bool> think_;
+  Thinking thinking_;
+  std::optional<std::int64_t> most_thoughts_;
   PartEncoder encoder_;
   std::unique_ptr<DocumentChat> chat_;
   std::vector<std::string> stop_;

@@ -116,6 +116,8 @@ struct Sampling {
 
 struct GenerateOptions {
   std::int64_t max_new_tokens = 128;
+  /// Of thoughts: behind so many the model's own mark ends them, whatever the model would say. -1: no such bound.
+  std::int64_t max_thought_tokens = -1;
   std::vector<std::string> stop;  ///< generation ends before the first of these; they may span tokens
   Sampling sampling;
   bool stop_at_eos = true;

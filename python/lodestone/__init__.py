@@ -303,6 +303,7 @@ class Document:
         template: str | None = None,
         exact: bool = False,
         sources: bool = False,
+        max_thought_tokens: int | None = None,
     ) -> Answer:
         """Asks a question. `stream=True` returns at once; iterate over the answer.
 
@@ -314,10 +315,23 @@ class Document:
         exact: tokens are drafted by `attention` and verified by full attention: greedy answers are those of `full`.
         sources: find the passages that the answer rests on (Answer.sources) while it is given, which costs time at each token;
         else they are found when they are first asked for.
+        max_thought_tokens: of a model that thinks before it answers: behind so many its thoughts are ended; None = no such bound.
         InputError when the document is not indexed for `attention`, or has no room for question and answer.
         """
         answer = Answer(
-            _Stream(self._document, question, attention, max_new_tokens, _many(stop), temperature, seed, template, exact, sources)
+            _Stream(
+                self._document,
+                question,
+                attention,
+                max_new_tokens,
+                _many(stop),
+                temperature,
+                seed,
+                template,
+                exact,
+                sources,
+                -1 if max_thought_tokens is None else max_thought_tokens,
+            )
         )
         if not stream:
             answer.text  # noqa: B018 - waits

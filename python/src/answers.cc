@@ -26,7 +26,8 @@ class Stream {
  public:
   Stream(std::shared_ptr<PyDocument> document, const std::string& question, const std::string& attention,
          std::int64_t max_new_tokens, std::vector<std::string> stop, double temperature, std::uint64_t seed,
-         const std::optional<std::string>& question_template, bool exact, bool sources)
+         const std::optional<std::string>& question_template, bool exact, bool sources,
+         std::int64_t max_thought_tokens)
       : document_(std::move(document)), shared_(std::make_shared<Shared>()) {
     if (max_new_tokens < 1)
       throw InputError("ask: expected max_new_tokens of 1 or more, found " + std::to_string(max_new_tokens));
@@ -40,6 +41,7 @@ class Stream {
     request.prompt = prompt_of(form, question);
     if (stop.empty() && !question_template) stop = {"\n"};
     request.options.max_new_tokens = max_new_tokens;
+    request.options.max_thought_tokens = max_thought_tokens;
     request.options.stop = std::move(stop);
     request.options.sampling.temperature = temperature;
     request.options.sampling.seed = seed;
@@ -205,10 +207,10 @@ void bind_stream(nb::module_& m) {
   nb::class_<Stream>(m, "Stream", "An answer under way; iterating gives its text piece by piece.")
       .def(nb::init<std::shared_ptr<PyDocument>, const std::string&, const std::string&, std::int64_t,
                     std::vector<std::string>, double, std::uint64_t, const std::optional<std::string>&, bool,
-                    bool>(),
+                    bool, std::int64_t>(),
            nb::arg("document"), nb::arg("question"), nb::arg("attention"), nb::arg("max_new_tokens"),
            nb::arg("stop"), nb::arg("temperature"), nb::arg("seed"), nb::arg("template"), nb::arg("exact"),
-           nb::arg("sources"))
+           nb::arg("sources"), nb::arg("max_thought_tokens"))
       .def(
           "__iter__", [](nb::handle self) { return nb::borrow(self); },
           nb::sig("def __iter__(self) -> collections.abc.Iterator[str]"))

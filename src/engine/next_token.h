@@ -33,6 +33,7 @@ class TextCollector {
   std::string_view stop() const { return stop_; }
   /// Whether the token that was pushed last belongs to the answer.
   bool answers() const { return part_ == Thoughts::Part::answer; }
+  bool thinks() const { return part_ == Thoughts::Part::thought; }  ///< the same of thoughts, marks apart
 
   /// With what is there of a character that the answer ends inside of.
   std::string finish();

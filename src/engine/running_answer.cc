@@ -280,10 +280,25 @@ bool RunningAnswer::take_step(BatchRow& row) {
     logits_.assign(row.logits.begin(), row.logits.end());
     return true;
   }
-  const bool done = row.token >= 0 ? add(row.token) : take_next(row.logits);
+  const TokenId closes = forced();
+  const bool done = closes >= 0 ? add(closes) : row.token >= 0 ? add(row.token) : take_next(row.logits);
   count_sources();
   if (exact()) start_draft();
   return done;
+}
+
+/// The token that comes whatever the logits say, since thoughts have had their tokens; -1: none does.
+TokenId RunningAnswer::forced() {
+  const std::int64_t most = request_.options.max_thought_tokens;
+  if (most < 0 || !text_) return -1;
+  if (closing_.empty() && thought_tokens_ >= most) {
+    closing_ = text_->thoughts().closing();
+    std::reverse(closing_.begin(), closing_.end());
+  }
+  if (closing_.empty()) return -1;
+  const TokenId token = closing_.back();
+  closing_.pop_back();
+  return token;
 }
 
 /// The token that the logits [V] say; true when it is the last.
@@ -349,6 +364,7 @@ bool RunningAnswer::add_text(TokenId token) {
   const bool thinking = text_ && !text_->answers();
   const bool stopped = text_ && text_->push(token);
   const bool answers = !text_ || text_->answers();
+  if (text_ && text_->thinks()) ++thought_tokens_;
   if (!answers && text_->text().empty()) {
     g.thought_tokens = std::ssize(g.tokens);
     said_.clear();
@@ -410,10 +426,12 @@ bool RunningAnswer::verify(std::span<float> logits) {
   const std::size_t drafted = draft_.tokens.size(), vocab = logits.size() / (drafted + 1);
   for (std::size_t i = 0; i <= drafted; ++i) {
     const std::span<float> row = logits.subspan(i * vocab, vocab);
-    if (!filtered(row, {})) return true;
+    const TokenId closes = forced();
+    if (closes < 0 && !filtered(row, {})) return true;
     const auto wanted = sampler_.probabilities(token_logits(model, row));
-    const TokenId token = i == drafted ? sampler_.draw(wanted)
-                                       : sampler_.correct(draft_.tokens[i], draft_.drawn_from[i], wanted);
+    const TokenId token = closes >= 0    ? closes
+                          : i == drafted ? sampler_.draw(wanted)
+                                         : sampler_.correct(draft_.tokens[i], draft_.drawn_from[i], wanted);
     const bool accepted = i < drafted && token == draft_.tokens[i];
     if (accepted) ++answer_.exact.accepted;
     if (add(token)) return true;

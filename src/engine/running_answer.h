@@ -71,6 +71,7 @@ class RunningAnswer {
   void add_pieces(std::int64_t begin, std::int64_t end, bool sparse, std::int64_t chunk);
   void begin();
   bool take_next(std::span<float> logits);
+  TokenId forced();
   const Model& model() const { return *sequence_->context().model; }
   std::int64_t max_tokens() const { return sequence_->context().options.max_tokens; }
   bool exact() const { return request_.exact && sequence_->method() != nullptr; }
@@ -102,6 +103,8 @@ class RunningAnswer {
   std::optional<TextCollector> text_;  ///< none for a model without a tokenizer
   std::vector<TokenId> said_;          ///< tokens of the answer without thoughts, where a filter wants them
   std::int64_t answer_from_ = 0;       ///< of the answer's tokens: thoughts come before it
+  std::int64_t thought_tokens_ = 0;    ///< marks apart
+  std::vector<TokenId> closing_;       ///< what is left of the tokens that end thoughts, the next one last
   std::vector<Piece> pieces_;
   std::size_t piece_ = 0;
   bool complete_ = false;

@@ -109,14 +109,32 @@ void plan_granite(const Json& json, ModelConfig& c, std::string_view where) {
   c.plan.logit_divisor = number(json, "logits_scaling", 1.0, where, 1e-9, kHuge);
 }
 
-constexpr std::array<TensorName, 21> kUsualNames = {{
+/// Half of each head turns where nothing else is said.
+void plan_glm(const Json& json, ModelConfig& c, std::string_view where) {
+  ModelPlan& p = c.plan;
+  p.activation = activation_of(json, "hidden_act", "silu", where);
+  p.q_bias = p.k_bias = p.v_bias = flag(json, "attention_bias", true, where);
+  refuse_window(json, where);
+  const auto says_share = [](const Json& object) { return json_has(object, "partial_rotary_factor"); };
+  if (!says_share(json) && !says_share(json_member(json, "rope_parameters"))) p.rotary_dim = c.head_dim / 2;
+}
+
+void plan_glm4(const Json& json, ModelConfig& c, std::string_view where) {
+  plan_glm(json, c, where);
+  c.plan.post_norms = true;
+}
+
+// Some converters, or some who use them, put q, k and v into one matrix.
+constexpr std::array<TensorName, 23> kUsualNames = {{
     {Place::embedding, "model.embed_tokens.weight", "token_embd.weight"},
     {Place::final_norm, "model.norm.weight", "output_norm.weight"},
     {Place::output, "lm_head.weight", "output.weight"},
     {Place::attention_norm, "model.layers.{}.input_layernorm.weight", "blk.{}.attn_norm.weight"},
+    {Place::qkv, "", "blk.{}.attn_qkv.weight"},
     {Place::q, "model.layers.{}.self_attn.q_proj.weight", "blk.{}.attn_q.weight"},
     {Place::k, "model.layers.{}.self_attn.k_proj.weight", "blk.{}.attn_k.weight"},
     {Place::v, "model.layers.{}.self_attn.v_proj.weight", "blk.{}.attn_v.weight"},
+    {Place::qkv_bias, "", "blk.{}.attn_qkv.bias"},
     {Place::q_bias, "model.layers.{}.self_attn.q_proj.bias", "blk.{}.attn_q.bias"},
     {Place::k_bias, "model.layers.{}.self_attn.k_proj.bias", "blk.{}.attn_k.bias"},
     {Place::v_bias, "model.layers.{}.self_attn.v_proj.bias", "blk.{}.attn_v.bias"},
@@ -146,8 +164,21 @@ constexpr std::array<TensorName, 2> kPhi3Names = {{
     {Place::gate_up, "model.layers.{}.mlp.gate_up_proj.weight", "blk.{}.ffn_up.weight"},
 }};
 
+constexpr std::array<TensorName, 1> kGlmNames = {{
+    {Place::gate_up, "model.layers.{}.mlp.gate_up_proj.weight", "blk.{}.ffn_up.weight"},
+}};
+
+constexpr auto kGlm4Names = joined(
+    std::array<TensorName, 3>{{
+        {Place::attention_post_norm, "model.layers.{}.post_self_attn_layernorm.weight",
+         "blk.{}.post_attention_norm.weight"},
+        {Place::mlp_norm, "model.layers.{}.post_attention_layernorm.weight", "blk.{}.ffn_norm.weight"},
+        {Place::mlp_post_norm, "model.layers.{}.post_mlp_layernorm.weight", "blk.{}.post_ffw_norm.weight"},
+    }},
+    kGlmNames);
+
 // SmolLM2 is a Llama.
-const std::array<Family, 23> kFamilies = {{
+const std::array<Family, 25> kFamilies = {{
     {.name = "Llama",
      .architecture = "LlamaForCausalLM",
      .gguf = "llama",
@@ -279,6 +310,22 @@ const std::array<Family, 23> kFamilies = {{
      .own_names = kGlmMoeNames,
      .partial_rope = true,
      .experts = true},
+    {.name = "GLM-4",
+     .architecture = "Glm4ForCausalLM",
+     .gguf = "glm4",
+     .plan = plan_glm4,
+     .own_names = kGlm4Names,
+     .gguf_pairs = true,
+     .folder_pairs = true,
+     .partial_rope = true},
+    {.name = "GLM-4 of 2024",
+     .architecture = "GlmForCausalLM",
+     .gguf = "chatglm",
+     .plan = plan_glm,
+     .own_names = kGlmNames,
+     .gguf_pairs = true,
+     .folder_pairs = true,
+     .partial_rope = true},
 }};
 
 }  // namespace
@@ -315,6 +362,7 @@ std::vector<TensorName> tensor_names(const Family& family) {
     taken.push_back(own.place);
     if (own.place == Place::qkv) taken.insert(taken.end(), {Place::q, Place::k, Place::v});
     if (own.place == Place::q_and_gate || own.place == Place::latent_q) taken.push_back(Place::q);
+    if (own.place == Place::delta_qkv) taken.insert(taken.end(), {Place::qkv, Place::qkv_bias});
     if (own.place == Place::gate_up) taken.insert(taken.end(), {Place::gate, Place::up});
   }
   for (const TensorName& usual : kUsualNames)

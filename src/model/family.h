@@ -26,6 +26,7 @@ enum class Place {
   q_bias,
   k_bias,
   v_bias,
+  qkv_bias,  ///< of all three, in this order
   q_norm,
   k_norm,
   o,
@@ -115,6 +116,7 @@ struct Family {
   std::span<const TensorName> own_names = {};  ///< before the usual ones
   /// Rows of q and k in GGUF files go in pairs (i, i + d/2), as their readers turn neighbours.
   bool gguf_pairs = false;
+  bool folder_pairs = false;  ///< so do they in folders
   bool partial_rope = false;  ///< a part of each head may turn
   std::array<int, 3> rope_sections =
       {};                    ///< ModelPlan's, where config.json does not say them; none: it has none

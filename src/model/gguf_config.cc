@@ -169,9 +169,8 @@ void add_rope(const GgufModel& model, const Keys& k, Json& json) {
   const std::int64_t d = json.contains("head_dim") ? json["head_dim"].get<std::int64_t>()
                                                    : json["hidden_size"].get<std::int64_t>() /
                                                          json["num_attention_heads"].get<std::int64_t>();
-  if (k.has("rope.dimension_count") && k.integer("rope.dimension_count") != d)
-    rope["partial_rotary_factor"] =
-        static_cast<double>(k.integer("rope.dimension_count")) / static_cast<double>(d);
+  const std::int64_t turning = k.has("rope.dimension_count") ? k.integer("rope.dimension_count") : d;
+  rope["partial_rotary_factor"] = static_cast<double>(turning) / static_cast<double>(d);
   const std::string type = k.has("rope.scaling.type") ? k.text("rope.scaling.type") : "none";
   if (k.has("rope.scaling.original_context_length"))
     rope["original_max_position_embeddings"] = k.integer("rope.scaling.original_context_length");

@@ -6,7 +6,6 @@
 #include "base/json.h"
 #include "lodestone/error.h"
 #include "model/gguf_config.h"
-#include "model/joined_rows.h"
 #include "model/text_part.h"
 #include "text/gguf_tokenizer.h"
 
@@ -63,11 +62,7 @@ std::string ModelSource::chat_template() const {
 }
 
 WeightFiles ModelSource::take_weights() {
-  if (gguf_) {
-    WeightFiles files = weight_files_of(std::move(*gguf_), path_.string());
-    split_joined_qkv(files, config_);
-    return files;
-  }
+  if (gguf_) return weight_files_of(std::move(*gguf_), path_.string());
   WeightFiles files = open_weight_files(path_);
   if (config_.text_part) keep_text_part(files);
   return files;

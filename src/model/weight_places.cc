@@ -155,6 +155,11 @@ Weight rows_of(const Weight& w, std::int64_t begin, std::int64_t rows) {
   return {w.data + bytes_of(w.type, begin * w.cols), w.type, rows, w.cols};
 }
 
+/// A part of a vector.
+Weight columns_of(const Weight& w, std::int64_t begin, std::int64_t cols) {
+  return {w.data + bytes_of(w.type, begin), w.type, 1, cols};
+}
+
 Weight DeltaWeights::*delta_member_of(Place place) {
   switch (place) {
     case Place::delta_qkv:
@@ -301,6 +306,11 @@ void put(Place place, const Weight& whole, LayerWeights& layer, const ModelConfi
     layer.q = rows_of(whole, 0, q);
     layer.k = rows_of(whole, q, kv);
     layer.v = rows_of(whole, q + kv, kv);
+  } else if (place == Place::qkv_bias) {
+    const std::int64_t q = shape_of(Place::q, c, index)[0], kv = shape_of(Place::k, c, index)[0];
+    layer.q_bias = columns_of(whole, 0, q);
+    layer.k_bias = columns_of(whole, q, kv);
+    layer.v_bias = columns_of(whole, q + kv, kv);
   } else if (place == Place::gate_up) {
     layer.gate = rows_of(whole, 0, whole.rows / 2);
     layer.up = rows_of(whole, whole.rows / 2, whole.rows / 2);
@@ -322,8 +332,8 @@ void put_expert(Place place, const Weight& w, ExpertWeights& expert) {
     expert.up = rows_of(w, half, half);
   }
   if (place == Place::expert_gate_up_bias) {
-    expert.gate_bias = {w.data, w.type, 1, w.cols / 2};
-    expert.up_bias = {w.data + bytes_of(w.type, w.cols / 2), w.type, 1, w.cols / 2};
+    expert.gate_bias = columns_of(w, 0, w.cols / 2);
+    expert.up_bias = columns_of(w, w.cols / 2, w.cols / 2);
   }
 }
 
@@ -366,6 +376,14 @@ class Placer {
   /// What a tensor of this name fills: places that several names compete for have one number.
   static int filled_by(Place place) {
     switch (place) {
+      case Place::k:
+      case Place::v:
+      case Place::qkv:
+        return static_cast<int>(Place::q);
+      case Place::k_bias:
+      case Place::v_bias:
+      case Place::qkv_bias:
+        return static_cast<int>(Place::q_bias);
       case Place::expert_up:
       case Place::expert_gate_up:
         return static_cast<int>(Place::expert_gate);
@@ -385,7 +403,7 @@ class Placer {
 
   static bool holds_several(Place place) {
     return place == Place::expert_gate_up || place == Place::delta_qkvz || place == Place::delta_ba ||
-           place == Place::latent_kv_b;
+           place == Place::latent_kv_b || place == Place::qkv || place == Place::qkv_bias;
   }
 
   /// Of several names for what a place holds the first that is there counts, or else the last, which is then missed.

@@ -73,6 +73,7 @@ bool has_weight(Place place, const ModelConfig& c, int layer) {
     case Place::v:
       return p.layer(layer).own_rows() && !p.layer(layer).value_is_key;
     case Place::q_bias:
+    case Place::qkv_bias:
       return p.q_bias;
     case Place::k_bias:
       return p.k_bias && p.layer(layer).own_rows();
@@ -156,6 +157,8 @@ std::vector<std::int64_t> shape_of(Place place, const ModelConfig& c, int layer)
       return {q + 2 * kv, c.hidden};
     case Place::q_bias:
       return {q};
+    case Place::qkv_bias:
+      return {q + 2 * kv};
     case Place::k_bias:
     case Place::v_bias:
       return {kv};

@@ -249,7 +249,8 @@ ModelWeights ModelWeights::read(WeightFiles&& files, const ModelConfig& c, bool 
   for (const auto& [name, tensor] : files.tensors) ++m.types[tensor.type_name];
   m.owned_ = take_weights(files, c, m);
   m.files_ = std::move(files.files);
-  reorder_heads(m, c, files.gguf && family_of(c).gguf_pairs, m.owned_, pool);
+  const Family& family = family_of(c);
+  reorder_heads(m, c, files.gguf ? family.gguf_pairs : family.folder_pairs, m.owned_, pool);
   align(m, m.owned_);
   const auto arena = std::make_shared<HugeArena>();
   for_each_weight(m, [&](const std::string&, Weight& w) {

@@ -126,7 +126,6 @@ class MessageVoice : public Voice {
 std::string schema_of(const Fields& body, std::string_view text) {
   if (!body.has("output_config")) return {};
   const Fields config(body.member("output_config"), "output_config");
-  config.expect_known({"format"}, {"effort"});
   if (!config.has("format")) return {};
   const Fields format(config.member("format"), "output_config.format");
   if (format.text("type").value_or("") != "json_schema") format.wrong("type", "'json_schema'");
@@ -134,15 +133,30 @@ std::string schema_of(const Fields& body, std::string_view text) {
   return body.in_order(text, "/output_config/format/schema");
 }
 
-/// A budget for thoughts is not kept: `max_tokens` is of thoughts and answer together.
-std::optional<bool> think_of(const Fields& body) {
-  if (!body.has("thinking")) return std::nullopt;
+/// Adaptive thoughts are as the template has them.
+void read_thinking(const Fields& body, Question& question) {
   const Fields thinking(body.member("thinking"), "thinking");
-  thinking.expect_known({"type"}, {"budget_tokens", "display"});
+  thinking.expect_known({"type", "budget_tokens"}, {"display"});
   const std::string type = thinking.text("type").value_or("");
-  if (type == "adaptive") return std::nullopt;
-  if (type != "enabled" && type != "disabled") thinking.wrong("type", "'enabled', 'adaptive' or 'disabled'");
-  return type == "enabled";
+  if (type != "enabled" && type != "disabled" && type != "adaptive")
+    thinking.wrong("type", "'enabled', 'adaptive' or 'disabled'");
+  if (type != "adaptive") question.think = type == "enabled";
+  if (!thinking.has("budget_tokens")) return;
+  if (type != "enabled") thinking.wrong("budget_tokens", "none beside a type other than 'enabled'");
+  const auto budget = thinking.integer("budget_tokens", 1, kMostTokens);
+  if (*budget >= question.max_new_tokens)
+    thinking.wrong("budget_tokens", fmt::format("less than max_tokens ({})", question.max_new_tokens));
+  question.max_thought_tokens = *budget;
+}
+
+/// Thoughts that are switched off have no effort.
+void read_output_config(const Fields& body, Question& question) {
+  const Fields config(body.member("output_config"), "output_config");
+  config.expect_known({"format", "effort"}, {});
+  if (!config.has("effort")) return;
+  const std::string effort = effort_of(config, "effort");
+  if (effort.empty()) config.wrong("effort", "'low', 'medium', 'high', 'xhigh' or 'max'");
+  if (question.think.value_or(true)) question.effort = effort;
 }
 
 Conversation read_message(const Fields& body, std::string_view text) {
@@ -153,7 +167,6 @@ Conversation read_message(const Fields& body, std::string_view text) {
   if (body.member("tools").is_array() && !body.member("tools").empty())
     body.wrong("tools", "none (tools are not supported)");
   Conversation c;
-  c.question.think = think_of(body);
   c.question.model = body.text("model").value_or("");
   read_own_fields(body, c.question);
   c.question.turns = read_turns(body);
@@ -162,6 +175,8 @@ Conversation read_message(const Fields& body, std::string_view text) {
   const auto most = body.integer("max_tokens", 1, kMostTokens);
   if (!most) body.wrong("max_tokens", fmt::format("a whole number from 1 to {}", kMostTokens));
   c.question.max_new_tokens = *most;
+  if (body.has("thinking")) read_thinking(body, c.question);
+  if (body.has("output_config")) read_output_config(body, c.question);
   c.question.stop = body.texts("stop_sequences", kMostStops);
   c.question.sampling.temperature = body.number("temperature", 0, 1).value_or(0);
   c.question.sampling.top_p = std::max(body.number("top_p", 0, 1).value_or(1), 1e-9);

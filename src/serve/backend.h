@@ -86,7 +86,9 @@ struct Question {
   bool want_sources = false;
   std::string schema;  ///< JSON schema that the answer has to meet; empty = none
   std::optional<bool>
-      think;  ///< whether the chat template lets the model think first; none: as it does by itself
+      think;           ///< whether the chat template lets the model think first; none: as it does by itself
+  std::string effort;  ///< of thinking: low, medium or high; empty: as the template has it
+  std::int64_t max_thought_tokens = -1;  ///< then thoughts are ended; -1: no such bound
 };
 
 /// A passage of the document that the answer attended to.

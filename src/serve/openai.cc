@@ -158,48 +158,67 @@ Sampling sampling_of(const Fields& body) {
   return sampling;
 }
 
-/// vLLM's field for what the chat template is told: here whether the model thinks, which templates call by two names.
-std::optional<bool> think_of(const Fields& body) {
-  if (!body.has("chat_template_kwargs")) return std::nullopt;
+void read_effort(const Fields& fields, Question& question) {
+  question.effort = effort_of(fields, "reasoning_effort");
+  const bool on = !question.effort.empty();
+  if (question.think.value_or(on) != on)
+    fields.wrong("reasoning_effort", on ? "'none', where 'chat_template_kwargs' tells the model not to think"
+                                        : "an effort, where 'chat_template_kwargs' tells the model to think");
+  question.think = on;
+}
+
+/// vLLM's field for what the chat template is told: here whether the model thinks, which templates call by two names,
+/// and how much.
+void read_template_kwargs(const Fields& body, Question& question) {
+  if (!body.has("chat_template_kwargs")) return;
   const Fields told(body.member("chat_template_kwargs"), "chat_template_kwargs");
-  told.expect_known({"enable_thinking", "thinking"}, {});
+  told.expect_known({"enable_thinking", "thinking", "reasoning_effort"}, {});
   const auto enable = told.flag("enable_thinking"), thinking = told.flag("thinking");
   if (enable && thinking && *enable != *thinking)
     told.wrong("thinking", "the same as 'enable_thinking', or one of both");
-  return enable ? enable : thinking;
+  question.think = enable ? enable : thinking;
+  if (told.has("reasoning_effort")) read_effort(told, question);
+}
+
+void read_thinking(const Fields& body, Question& question) {
+  read_template_kwargs(body, question);
+  if (body.has("reasoning_effort")) read_effort(body, question);
+  question.max_thought_tokens = body.integer("thinking_token_budget", 0, kMostTokens).value_or(-1);
 }
 
 Conversation read_chat(const Fields& body, std::string_view text, bool& include_usage) {
-  body.expect_known({"model",
-                     "messages",
-                     "stream",
-                     "stream_options",
-                     "temperature",
-                     "top_p",
-                     "top_k",
-                     "min_p",
-                     "seed",
-                     "n",
-                     "stop",
-                     "max_tokens",
-                     "max_completion_tokens",
-                     "response_format",
-                     "chat_template_kwargs",
-                     "context",
-                     "cachedContent",
-                     "attention",
-                     "exact",
-                     "sources",
-                     "tools",
-                     "functions",
-                     "logprobs",
-                     "top_logprobs",
-                     "logit_bias",
-                     "frequency_penalty",
-                     "presence_penalty"},
-                    {"user", "metadata", "store", "service_tier", "tool_choice", "parallel_tool_calls",
-                     "function_call", "reasoning_effort", "verbosity", "safety_identifier",
-                     "prompt_cache_key", "prompt_cache_retention", "modalities"});
+  body.expect_known(
+      {"model",
+       "messages",
+       "stream",
+       "stream_options",
+       "temperature",
+       "top_p",
+       "top_k",
+       "min_p",
+       "seed",
+       "n",
+       "stop",
+       "max_tokens",
+       "max_completion_tokens",
+       "response_format",
+       "chat_template_kwargs",
+       "reasoning_effort",
+       "thinking_token_budget",
+       "context",
+       "cachedContent",
+       "attention",
+       "exact",
+       "sources",
+       "tools",
+       "functions",
+       "logprobs",
+       "top_logprobs",
+       "logit_bias",
+       "frequency_penalty",
+       "presence_penalty"},
+      {"user", "metadata", "store", "service_tier", "tool_choice", "parallel_tool_calls", "function_call",
+       "verbosity", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "modalities"});
   refuse_unsupported(body);
   Conversation c;
   c.question.model = body.text("model").value_or("");
@@ -211,7 +230,7 @@ Conversation read_chat(const Fields& body, std::string_view text, bool& include_
   c.question.max_new_tokens =
       body.integer("max_completion_tokens", 1, kMostTokens).value_or(old_name.value_or(0));
   c.question.schema = schema_of(body, text);
-  c.question.think = think_of(body);
+  read_thinking(body, c.question);
   c.choices = static_cast<int>(body.integer("n", 1, kMostChoices).value_or(1));
   c.stream = body.flag("stream").value_or(false);
   if (body.has("stream_options"))

@@ -132,6 +132,15 @@ Reuse find_document(Backend& backend, Question& question) {
   return {.how = "recognised", .why = {}};
 }
 
+std::string effort_of(const Fields& fields, const char* key) {
+  const std::string word = fields.text(key).value_or("");
+  if (word == "low" || word == "medium" || word == "high") return word;
+  if (word == "xhigh" || word == "max") return "high";
+  if (word != "none" && word != "minimal")
+    fields.wrong(key, "'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or 'max'");
+  return {};
+}
+
 void read_own_fields(const Fields& body, Question& question) {
   const auto context = body.text("context");
   const auto cached = body.text("cachedContent");

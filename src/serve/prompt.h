@@ -28,6 +28,10 @@ std::vector<Turn> read_turns(const Fields& body);
 /// Where no context is named: finds a stored document in the turns, takes it out of them, and names it.
 Reuse find_document(Backend& backend, Question& question);
 
+/// How much the model is to think: low, medium or high, which stands for what is above it, too; empty: not at all, as
+/// minimal says. ApiError 400 on another word.
+std::string effort_of(const Fields& fields, const char* key);
+
 /// `context`, `cachedContent`, `attention`, `exact`: fields that are ours, in every protocol.
 void read_own_fields(const Fields& body, Question& question);
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/json.h"
+#include "base/text.h"
 #include "lodestone/error.h"
 #include "text/jinja/lexer.h"
 #include "text/utf8.h"
@@ -61,9 +62,13 @@ ChatTokens ChatTokens::of(const Tokenizer& tokenizer, std::span<const TokenId> b
   return {text_of(tokenizer, bos), text_of(tokenizer, eos)};
 }
 
-jinja::OrderedJson thinking_variables(std::optional<bool> think) {
-  if (!think) return {};
-  return {{"enable_thinking", *think}, {"thinking", *think}};
+Thinking thinking_of(std::string_view word) {
+  if (word.empty()) return {};
+  if (word == "on" || word == "off") return {.on = word == "on", .effort = {}};
+  if (word != "low" && word != "medium" && word != "high")
+    throw InputError(
+        fmt::format("thinking: expected on, off, low, medium or high, found '{}'", excerpt(word)));
+  return {.on = true, .effort = std::string(word)};
 }
 
 ChatTemplate::ChatTemplate(const std::string& source, ChatTokens tokens, std::string where)
@@ -104,6 +109,38 @@ std::vector<ChatPart> ChatTemplate::render(std::span<const ChatMessage> messages
   const Text listed = render(messages, contents, true, open_answer, now, variables);
   const Text& better = all_there(listed) ? listed : text;
   return parts_of(better, 0, better.size());
+}
+
+/// Tried on a question: whether a model thinks, and how much, is said at its beginning or behind it.
+ChatTemplate::Told ChatTemplate::told(const Thinking& thinking) const {
+  if (thinking == Thinking()) return {};
+  const std::vector<ChatMessage> question = {{"user", "?"}};
+  const auto text = [&](bool on, const char* effort) {
+    std::string all;
+    try {
+      const jinja::OrderedJson variables = {
+          {"enable_thinking", on}, {"thinking", on}, {"reasoning_effort", effort}};
+      for (const ChatPart& part : render(question, true, 0, variables)) all += part.text;
+    } catch (const InputError& refused) {
+      return std::string(refused.what());
+    }
+    return all;
+  };
+  const std::string usual = text(true, "high");
+  const bool switched = usual != text(false, "high"), graded = usual != text(true, "low");
+  const bool off = thinking.on && !*thinking.on, little = off && !switched && graded;
+  Told told;
+  if (thinking.on) told.variables = {{"enable_thinking", *thinking.on}, {"thinking", *thinking.on}};
+  const std::string effort = little ? "low" : off ? "" : thinking.effort;
+  if (!effort.empty()) told.variables["reasoning_effort"] = effort;
+  if (little)
+    told.remark = "the chat template cannot be told not to think: it was told to think little";
+  else if (!effort.empty() && !graded)
+    told.remark = switched ? "the chat template can be told whether to think, but not how much"
+                           : "the chat template cannot be told how much to think";
+  else if (thinking.on && effort.empty() && !switched)
+    told.remark = "the chat template cannot be told whether to think";
+  return told;
 }
 
 std::vector<TokenId> ChatTemplate::ends_of_turn(const Tokenizer& tokenizer) const {
@@ -159,14 +196,18 @@ std::vector<TokenId> PartEncoder::encode(std::span<const ChatPart> parts) const 
 }
 
 DocumentChat::DocumentChat(Settings settings, ChatTokens tokens, const std::string& where)
-    : settings_(std::move(settings)), where_(where), template_(settings_.source, std::move(tokens), where) {}
+    : settings_(std::move(settings)),
+      where_(where),
+      template_(settings_.source, std::move(tokens), where),
+      usual_(template_.told(thinking_of(settings_.think)).variables) {}
 
 std::string DocumentChat::to_json() const {
-  return Json{{"template", settings_.source},
-              {"system", settings_.system},
-              {"document_role", settings_.document_in_system ? "system" : "user"},
-              {"time", settings_.now}}
-      .dump();
+  Json json = {{"template", settings_.source},
+               {"system", settings_.system},
+               {"document_role", settings_.document_in_system ? "system" : "user"},
+               {"time", settings_.now}};
+  if (!settings_.think.empty()) json["think"] = settings_.think;
+  return json.dump();
 }
 
 DocumentChat::Settings DocumentChat::from_json(std::string_view json, const std::string& where) {
@@ -177,7 +218,8 @@ DocumentChat::Settings DocumentChat::from_json(std::string_view json, const std:
   return {.source = json_string(parsed, "template", where),
           .system = json_string(parsed, "system", where),
           .document_in_system = role == "system",
-          .now = json_int(parsed, "time", where, 0, std::int64_t{1} << 40)};
+          .now = json_int(parsed, "time", where, 0, std::int64_t{1} << 40),
+          .think = json_has(parsed, "think") ? json_string(parsed, "think", where) : ""};
 }
 
 /// A rendered conversation, and where the document lies in it.
@@ -230,24 +272,23 @@ DocumentChat::Cut DocumentChat::render(const std::string& document, std::span<co
 
 DocumentChat::Head DocumentChat::head(const std::string& document) const {
   const std::string question = "?";
-  const Cut cut = render(document, {&question, 1});
+  const Cut cut = render(document, {&question, 1}, usual_);
   return {.parts = parts_of(cut.text, 0, cut.end), .in_front = parts_of(cut.text, 0, cut.begin)};
 }
 
 DocumentChat::Tail DocumentChat::tail(const std::string& document, std::span<const std::string> turns,
-                                      std::optional<bool> think) const {
+                                      const Thinking& thinking) const {
   const auto behind = [](const Cut& cut) { return parts_of(cut.text, cut.end, cut.text.size()); };
-  const Cut usual = render(document, turns);
-  if (!think) return {.parts = behind(usual), .remark = {}};
-  const Cut told = render(document, turns, thinking_variables(*think));
-  if (told.text.view().substr(0, told.end) != usual.text.view().substr(0, usual.end))
+  const Cut usual = render(document, turns, usual_);
+  if (thinking == Thinking()) return {.parts = behind(usual), .remark = {}};
+  const ChatTemplate::Told told = template_.told(thinking);
+  const Cut cut = render(document, turns, told.variables);
+  if (cut.text.view().substr(0, cut.end) != usual.text.view().substr(0, usual.end))
     return {.parts = behind(usual),
             .remark =
-                "the chat template says in front of the text whether to think, which was read already: it "
-                "goes on as it was indexed"};
-  const bool heeded = told.text.view() != usual.text.view() ||
-                      told.text.view() != render(document, turns, thinking_variables(!*think)).text.view();
-  return {.parts = behind(told), .remark = heeded ? "" : "the chat template cannot be told whether to think"};
+                "the chat template says in front of the text whether to think, or how much, which was read "
+                "already: it goes on as it was indexed (index --think)"};
+  return {.parts = behind(cut), .remark = told.remark};
 }
 
 }  // namespace lode

@@ -39,8 +39,14 @@ struct ChatPart {
   int message = -1;  ///< whose content it is, counted from 0; -1: the template's own
 };
 
-/// What templates are told of whether the model thinks first: "enable_thinking" (Qwen3, GLM) and "thinking" (DeepSeek).
-jinja::OrderedJson thinking_variables(std::optional<bool> think);
+/// What is asked of a model that thinks before it answers.
+struct Thinking {
+  std::optional<bool> on;  ///< none: as the template has it
+  std::string effort;      ///< "low", "medium" or "high"; empty: as the template has it
+  bool operator==(const Thinking&) const = default;
+};
+/// Of "on", "off" or an effort, with which the model thinks; empty: as the template has it. InputError for others.
+Thinking thinking_of(std::string_view word);
 
 class ChatTemplate {
  public:
@@ -51,6 +57,13 @@ class ChatTemplate {
   /// template refuses the messages.
   std::vector<ChatPart> render(std::span<const ChatMessage> messages, bool open_answer, std::time_t now,
                                const jinja::OrderedJson& variables = {}) const;
+  /// What this template is told of thinking: "enable_thinking" (Qwen3, GLM), "thinking" (DeepSeek), and
+  /// "reasoning_effort" (gpt-oss).
+  struct Told {
+    jinja::OrderedJson variables;
+    std::string remark;  ///< what of it the template does not heed; empty: nothing
+  };
+  Told told(const Thinking& thinking) const;
   /// The special token that follows an answer, and so ends one: none where the template has plain text there, nor
   /// harmony's "<|end|>", which ends a channel: "<|return|>" and "<|call|>" end what gpt-oss answers.
   std::vector<TokenId> ends_of_turn(const Tokenizer& tokenizer) const;
@@ -88,6 +101,7 @@ class DocumentChat {
     std::string system;               ///< the system message; empty: none, or the template's own
     bool document_in_system = false;  ///< the document is part of it, not of the first question
     std::time_t now = 0;              ///< what the template takes for today
+    std::string think = {};           ///< thinking_of: what it is told where a question does not say
   };
   DocumentChat(Settings settings, ChatTokens tokens, const std::string& where);
 
@@ -104,13 +118,12 @@ class DocumentChat {
   Head head(const std::string& document) const;
   struct Tail {
     std::vector<ChatPart> parts;
-    std::string remark;  ///< why `think` was left aside; empty: it was not
+    std::string remark;  ///< why `thinking` was left aside; empty: it was not
   };
   /// What follows the document: question, answer, question, ... and the beginning of the answer to the last question.
-  /// `think`: thinking_variables; left aside where it would change what stands up to the document's end, which was
-  /// read already.
+  /// `thinking` is left aside where it would change what stands up to the document's end, which was read already.
   Tail tail(const std::string& document, std::span<const std::string> turns,
-            std::optional<bool> think = {}) const;
+            const Thinking& thinking = {}) const;
 
   const ChatTemplate& chat() const { return template_; }
   const Settings& settings() const { return settings_; }
@@ -122,6 +135,7 @@ class DocumentChat {
   Settings settings_;
   std::string where_;
   ChatTemplate template_;
+  jinja::OrderedJson usual_;  ///< what the template is told where a question does not say
 };
 
 }  // namespace lode

@@ -10,6 +10,13 @@ namespace lode {
 
 namespace {
 
+/// Marks that are a token each, and the name that stands behind the one that opens.
+struct Marks {
+  std::string_view open, close, name = {};
+};
+constexpr std::array<Marks, 3> kMarks = {
+    {{"<think>", "</think>"}, {"[THINK]", "[/THINK]"}, {"<|channel>", "<channel|>", "thought\n"}}};
+
 constexpr std::size_t kLookBack = 256;  // tokens in which the end of a prompt opens a thought
 
 /// The token that a mark is; -1 where the text is several tokens.
@@ -45,12 +52,12 @@ void Thoughts::find_marks() {
     end_ = channels[3];
     return;
   }
-  for (const auto& [open, close] :
-       {std::pair<std::string_view, std::string_view>{"<think>", "</think>"}, {"[THINK]", "[/THINK]"}}) {
+  for (const auto& [open, close, name] : kMarks) {
     const TokenId opens = token_of(*tokenizer_, open), closes = token_of(*tokenizer_, close);
     if (opens < 0 || closes < 0) continue;
     open_ = opens;
     close_ = closes;
+    named_ = name;
     return;
   }
 }
@@ -59,10 +66,12 @@ void Thoughts::find_marks() {
 void Thoughts::read_prompt(TokenId token) {
   if (harmony()) {
     push_harmony(token);
-  } else if (token == open_ || token == close_) {
-    state_ = token == open_ ? State::thought : State::answer;
-    thought_ = token == close_;
-  } else if (tokenizer_->is_special(token) || (state_ == State::thought && !is_blank(token))) {
+  } else if (token == open_) {
+    open();
+  } else if (token == close_) {
+    close();
+  } else if (!still_names(token) &&
+             (tokenizer_->is_special(token) || (state_ == State::thought && !is_blank(token)))) {
     state_ = State::answer;
     thought_ = false;
   }
@@ -72,18 +81,46 @@ Thoughts::Part Thoughts::push(TokenId token) {
   if (harmony()) return push_harmony(token);
   if (open_ < 0) return Part::answer;
   if (state_ == State::thought) {
-    if (token != close_) return Part::thought;
-    state_ = State::answer;
-    thought_ = true;
+    if (token != close_) return still_names(token) ? Part::mark : Part::thought;
+    close();
     return Part::mark;
   }
   if (!said_ && token == open_) {
-    state_ = State::thought;
+    open();
     return Part::mark;
   }
   if (!said_ && token == close_) return Part::mark;
   said_ = said_ || !is_blank(token);
   return Part::answer;
+}
+
+std::vector<TokenId> Thoughts::closing() const {
+  if (state_ != State::thought || naming_) return {};
+  if (!harmony()) return {close_};
+  return tokenizer_->encode("<|end|><|start|>assistant<|channel|>final<|message|>", Tokenizer::Bos::none,
+                            Tokenizer::Special::parsed);
+}
+
+void Thoughts::open() {
+  state_ = State::thought;
+  thought_ = false;
+  naming_ = !named_.empty();
+  name_.clear();
+}
+
+void Thoughts::close() {
+  state_ = State::answer;
+  thought_ = true;
+  naming_ = false;
+}
+
+/// Whether a token is of the name behind the mark that opens thoughts. What is another text is a thought.
+bool Thoughts::still_names(TokenId token) {
+  if (harmony() || !naming_) return false;
+  name_ += tokenizer_->bytes_of(token);
+  naming_ = name_.size() < named_.size();
+  return named_.starts_with(name_) || (!naming_ && name_.starts_with(named_) &&
+                                       name_.find_first_not_of(kThoughtBlanks, named_.size()) == name_.npos);
 }
 
 /// A message without a channel is an answer, as one of "final"; "analysis" and "commentary" are thoughts.
@@ -95,6 +132,7 @@ Thoughts::Part Thoughts::push_harmony(TokenId token) {
   } else if (token == message_) {
     const std::string_view name = std::string_view(name_).substr(0, name_.find_first_of(" <"));
     state_ = name.empty() || name == "final" ? State::answer : State::thought;
+    naming_ = false;
   } else if (token == end_) {
     state_ = State::between;
   } else if (state_ == State::answer || state_ == State::thought) {

@@ -153,8 +153,8 @@ std::vector<double> numbers_of(const GgufMetadata& m, const std::string& key) {
 /// All that the golden file says of the model, and no tensor more or less.
 TEST_P(FamilyExport, SaysWhatConvertersSay) {
   const auto path = kFamilies / GetParam() / "model.gguf";
-  if (!std::filesystem::exists(path) || GetParam() == "qwen3-vl")
-    GTEST_SKIP() << "no golden file, or one of another architecture";
+  if (!std::filesystem::exists(path) || GetParam() == "qwen3-vl" || GetParam() == "glm")
+    GTEST_SKIP() << "no golden file, or one of another architecture, or of the first models' joined matrices";
   export_gguf(folder_.path(), file_, {.type = WeightType::f32}, pool_);
   const GgufModel golden = GgufModel::open(path), written = GgufModel::open(file_);
   const GgufMetadata& m = written.metadata();

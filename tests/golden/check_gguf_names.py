@@ -29,7 +29,7 @@ def table(name: str) -> list[str]:
             continue
         body = text[here.end():text.index(";\n", here.end())]
         names = re.findall(r'"((?:blk\.|token_embd|output|per_layer)[^"]*)"', body)
-        return names + [n for shared in ("kUsualExperts", "kSharedExperts") if shared in body for n in table(shared)]
+        return names + [n for shared in ("kUsualExperts", "kSharedExperts", "kGlmNames") if shared in body for n in table(shared)]
     raise SystemExit(f"no table {name}")
 
 

@@ -88,6 +88,9 @@ CASES["glm4-moe"] = ("Glm4Moe", "glm4moe", {**GLM, "head_dim": 12, "first_k_dens
                                                                 "partial_rotary_factor": 0.5}})
 CASES["qwen3-vl"] = ("Qwen3VL", "qwen3vl", dict(head_dim=12, rope_parameters={
     "rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 2, 2], "mrope_interleaved": True}))
+CASES["glm4"] = ("Glm4", "glm4", dict(head_dim=12, attention_bias=True, tie_word_embeddings=False, rope_parameters={
+    "rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}))
+CASES["glm"] = ("Glm", "chatglm", dict(head_dim=16, attention_bias=True, tie_word_embeddings=False))
 EYES = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, out_hidden_size=32, patch_size=4, spatial_merge_size=1,
             num_position_embeddings=16, deepstack_visual_indexes=[0])
 # A matrix of q, k and v; a layer that drafts tokens, and a list of recurrent layers; a gate of one column; no word on gating.
@@ -114,10 +117,11 @@ NAMES = {
 HYBRIDS = {"qwen3next", "qwen35", "qwen35moe"}  # their files have norms with 1 added
 GEMMA_NAMES = {"post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
                "post_feedforward_layernorm": "post_ffw_norm"}
+GLM_NAMES = {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}
 
 
 def gguf_name(name: str, architecture: str) -> str:
-    own = {"gemma3": GEMMA_NAMES, **dict.fromkeys(("gpt-oss", "glm4moe", *HYBRIDS), {"post_attention_layernorm": "post_attention_norm"})}
+    own = {"gemma3": GEMMA_NAMES, "glm4": GLM_NAMES, **dict.fromkeys(("gpt-oss", "glm4moe", *HYBRIDS), {"post_attention_layernorm": "post_attention_norm"})}
     names = {**NAMES, **own.get(architecture, {})}
     for ending, known in {"linear_attn.A_log": "ssm_a", "linear_attn.dt_bias": "ssm_dt.bias"}.items():
         if name.endswith(ending):
@@ -336,7 +340,8 @@ def write_gguf(folder: pathlib.Path, config, architecture: str, mxfp4: bool, oth
     if drafts:
         add_draft_layer(writer, config)
     joined: dict[str, dict[str, np.ndarray]] = {}
-    for name, weight in stack_experts(text_tensors(folder)).items():
+    tensors = stack_experts(text_tensors(folder))
+    for name, weight in tensors.items():
         if name == "lm_head.weight" and getattr(config, "tie_word_embeddings", False):
             continue
         if "mlp.experts." in name:
@@ -351,6 +356,12 @@ def write_gguf(folder: pathlib.Path, config, architecture: str, mxfp4: bool, oth
             continue
         if architecture in PAIRS and ("q_proj" in name or "k_proj" in name):
             weight = in_pairs(weight, config.num_attention_heads if "q_proj" in name else config.num_key_value_heads)
+        if architecture == "chatglm" and "self_attn.q_proj" in name:
+            parts = [weight, *(tensors[name.replace("q_proj", other)] for other in ("k_proj", "v_proj"))]
+            writer.add_tensor(gguf_name(name.replace("q_proj", "qkv_proj"), architecture), np.concatenate(parts))
+            continue
+        if architecture == "chatglm" and ("k_proj" in name or "v_proj" in name):
+            continue
         if "linear_attn" in name:
             for its_name, rows in hybrid_tensors(name, weight, config, architecture).items():
                 writer.add_tensor(its_name, np.ascontiguousarray(rows))

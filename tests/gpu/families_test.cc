@@ -126,7 +126,8 @@ INSTANTIATE_TEST_SUITE_P(Models, GpuFamily,
                                          "qwen3", "gemma3", "phi3", "phi3-longrope", "smollm3", "granite",
                                          "mixtral", "qwen3-moe", "qwen3-moe-mixed", "gpt-oss", "deepseek-v2",
                                          "deepseek-v3", "gpt-oss-mxfp4", "qwen35", "qwen35-moe", "qwen3-next",
-                                         "gemma4", "gemma4-moe", "glm4-lite", "glm4-moe", "qwen3-vl"),
+                                         "gemma4", "gemma4-moe", "glm4-lite", "glm4-moe", "qwen3-vl", "glm4",
+                                         "glm"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

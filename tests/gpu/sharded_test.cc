@@ -390,7 +390,7 @@ TEST_P(FamilyOfSeveralGpus, EqualsTransformers) {
 
 INSTANTIATE_TEST_SUITE_P(Models, FamilyOfSeveralGpus,
                          testing::Values("llama", "mistral-window", "ministral3", "qwen2", "qwen2-window",
-                                         "qwen3", "gemma3", "phi3", "smollm3", "granite"),
+                                         "qwen3", "gemma3", "phi3", "smollm3", "granite", "glm4"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');

@@ -120,7 +120,7 @@ INSTANTIATE_TEST_SUITE_P(Models, FamilyGolden,
                                          "mixtral", "qwen3-moe", "qwen3-moe-mixed", "gpt-oss",
                                          "gpt-oss-mxfp4", "qwen3-next", "qwen35", "qwen35-moe", "deepseek-v2",
                                          "deepseek-v3", "gemma3-seeing", "gemma4", "gemma4-moe", "glm4-lite",
-                                         "glm4-moe", "qwen3-vl"),
+                                         "glm4-moe", "qwen3-vl", "glm4", "glm"),
                          [](const auto& info) {
                            std::string name = info.param;
                            std::replace(name.begin(), name.end(), '-', '_');
@@ -172,6 +172,8 @@ TEST(Families, PlansSayWhatIsNotLlama) {
   EXPECT_EQ(plan("qwen35-moe").layer(0).width, 20);
   EXPECT_EQ(plan("deepseek-v3").latent.row(), 20);
   EXPECT_EQ(plan("deepseek-v3").experts.group_best, 2);
+  EXPECT_EQ(plan("glm4").rotary_dim, 6);
+  EXPECT_TRUE(plan("glm4").post_norms && !plan("glm").post_norms && plan("glm").v_bias);
   const ModelConfig gemma4 = read_config(kFamilies / "gemma4");
   EXPECT_EQ(gemma4.head_dim_of(1), 8);
   EXPECT_EQ(gemma4.head_dim_of(2), 16);
@@ -252,6 +254,12 @@ TEST(Families, WrongValuesAreNamed) {
                  [] { changed("qwen35", "layer_types", Json(std::vector<std::string>(4, "mamba"))); });
   expect_refused("linear_num_value_heads", [] { changed("qwen35", "linear_num_value_heads", 3); });
   expect_refused("linear_conv_kernel_dim", [] { changed("qwen35", "linear_conv_kernel_dim", 0); });
+  expect_refused("sliding_window", [] { changed("glm4", "sliding_window", 8); });
+  expect_refused("partial_rotary_factor", [] {
+    changed("glm4", "rope_parameters", {{"rope_type", "default"}, {"partial_rotary_factor", 0.1}});
+  });
+  EXPECT_EQ(changed("glm4", "rope_parameters", {{"rope_type", "default"}}).plan.rotary_dim, 6) << "half";
+  EXPECT_FALSE(changed("glm4", "attention_bias", false).plan.q_bias);
   expect_refused("kv_lora_rank", [] { changed("deepseek-v2", "kv_lora_rank", 511); });
   expect_refused("n_group", [] { changed("deepseek-v3", "n_group", 3); });
   expect_refused("num_kv_shared_layers", [] { changed("gemma4", "num_kv_shared_layers", 6); });

@@ -231,6 +231,9 @@ REFUSED = {
     "a schema of a hundred long lists": (shaped({"type": "object", "properties": LONG_LISTS}), 400, "smaller"),
     "a key of auto": (chat(context="harbour", attention="auto:speed=1"), 400, "speed"),
     "a value of auto": (chat(context="harbour", attention="auto:error=-1"), 400, "error"),
+    "an effort that nobody knows": (chat(reasoning_effort="much"), 400, "reasoning_effort"),
+    "an effort of no thoughts": (chat(reasoning_effort="high", chat_template_kwargs={"enable_thinking": False}), 400, "reasoning_effort"),
+    "fewer than no thoughts": (chat(thinking_token_budget=-1), 400, "thinking_token_budget"),
     # ---- Messages. ----
     "another output": (message(output_config={"format": {"type": "xml"}}), 400, "output_config"),
     "an output that is a word": (message(output_config="json"), 400, "output_config"),
@@ -244,6 +247,9 @@ REFUSED = {
     "no max_tokens": (post("/v1/messages", json.dumps({"messages": ASKED}).encode()), 400, "max_tokens"),
     "a temperature above Anthropic's": (message(temperature=1.5), 400, "temperature"),
     "thinking": (message(thinking={"type": "always"}), 400, "thinking"),
+    "budget of all tokens": (message(thinking={"type": "enabled", "budget_tokens": 64}, max_tokens=64), 400, "less than max_tokens"),
+    "budget of no thoughts": (message(thinking={"type": "disabled", "budget_tokens": 8}), 400, "budget_tokens"),
+    "effort of messages": (message(output_config={"effort": "much"}), 400, "effort"),
     "a system that is a number": (message(system=7), 400, "system"),
     "a PDF in base64": (message(messages=[{"role": "user", "content": [{"type": "document", "source": {"type": "base64", "data": ""}}]}]), 400, "/v1/contexts"),
     # ---- Contexts. ----

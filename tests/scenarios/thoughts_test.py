@@ -13,6 +13,11 @@ TEMPLATE = ("{% for m in messages %}<|begin|>{{ m.role }}> {{ m.content }}<|end|
 SCRIPT = [":", "<think>", "H", "m", ".", "</think>", "7", "<|end|>"]
 
 
+# The name of Gemma 4's channel belongs to its mark, also where it comes in pieces.
+CHANNEL = ["<|channel>", "thou", "ght\n", "<channel|>"]
+IN_CHANNEL = [":", "<|channel>", "thou", "ght\n", "H", "m", ".", "<channel|>", "7", "<|end|>"]
+
+
 class Thoughts(ProgramTest):
     @classmethod
     def setUpClass(cls):
@@ -54,10 +59,45 @@ class Thoughts(ProgramTest):
         self.assert_done(run("index", "-m", self.thinker, "-f", self.text, "-o", plain, "--quiet", "-a", "full", "--chat", "off"))
         self.assert_refused(run("ask", plain, "Who?", "--think", "off"), "--think", "chat template")
 
+    def test_how_much_to_think(self):
+        asked = self.ask("--think", "low")
+        self.assertEqual(asked.out, "7\n")
+        self.assertIn("not how much", asked.err)
+        self.assert_refused(run("ask", self.context, "Who?", "--think", "much"), "--think")
+
+    def test_what_a_text_was_indexed_with(self):
+        name = self.folder / "unthinking.lode"
+        self.assert_done(run("index", "-m", self.thinker, "-f", self.text, "-o", name, "--quiet", "-a", "full", "--think", "off"))
+        self.assertNotIn("thoughts", run("ask", name, "Who?", "--json").json()["answers"][0])
+        self.assertEqual(run("ask", name, "Who?", "--json", "--think", "on").json()["answers"][0]["thoughts"], "Hm.")
+        self.assert_refused(run("index", "-m", self.thinker, "-f", self.text, "-o", self.folder / "other.lode", "--chat", "off", "--think", "off"), "--think")
+
+    def test_thoughts_are_ended(self):
+        for exact in ((), ("--exact",)):
+            for most, thoughts in ((0, None), (1, "H"), (2, "Hm"), (3, "Hm."), (4, "Hm.")):
+                answer = self.ask("--think-tokens", str(most), "--json", *exact).json()["answers"][0]
+                self.assertEqual((answer["answer"], answer.get("thoughts"), answer["ended_by"]), ("7", thoughts, "stop"))
+                self.assertEqual(answer["tokens_thought"], 2 + min(most, 3))
+
     def test_a_conversation_goes_on_without_thoughts(self):
         talk = self.assert_done(run("chat", self.context, "--json", stdin="Who?\nWhen?\n")).json()
         self.assertEqual([(t["answer"], t["thoughts"]) for t in talk["turns"]], [("7", "Hm.")] * 2)
         self.assertEqual(run("chat", self.context, "--show-thoughts", "--quiet", stdin="Who?\n").out, "> Who?\nHm.\n\n7\n")
+
+    def test_in_a_channel(self):
+        gemma = tiny_model.write_talker(self.folder / "gemma", CHANNEL, IN_CHANNEL)
+        (gemma / "tokenizer_config.json").write_text(
+            json.dumps({"chat_template": TEMPLATE.replace("<think></think>", "<|channel>thought\\n<channel|>")}), encoding="utf-8")
+        contexts = self.folder / "channels"
+        contexts.mkdir()
+        context = contexts / "book.lode"
+        self.assert_done(run("index", "-m", gemma, "-f", self.text, "-o", context, "--quiet", "-a", "full"))
+        self.assertEqual(run("ask", context, "Who?", "--show-thoughts").out, "Hm.\n\n7\n")
+        self.assertEqual(run("chat", context, "--show-thoughts", "--quiet", stdin="Who?\n").out, "> Who?\nHm.\n\n7\n")
+        self.assertNotIn("thoughts", run("ask", context, "Who?", "--think", "off", "--json").json()["answers"][0])
+        with Server(contexts, "-m", gemma, "-a", "full", "--quiet") as server:
+            self.openai(server, {"context": "book"}, marks=4)
+            self.anthropic(server, {"context": "book"})
 
     def test_serve(self):
         with Server(self.contexts, "-m", self.thinker, "-a", "full", "--quiet") as server:
@@ -65,11 +105,12 @@ class Thoughts(ProgramTest):
                 self.openai(server, fields)
                 self.anthropic(server, fields)
 
-    def openai(self, server, fields):
+    def openai(self, server, fields, marks=2):
         reply = server.chat("Who?", **fields)
         message = reply["choices"][0]["message"]
         self.assertEqual((message["content"], message["reasoning_content"]), ("7", "Hm."))
-        self.assertEqual((reply["usage"]["completion_tokens"], reply["usage"]["completion_tokens_details"]["reasoning_tokens"]), (7, 5))
+        self.assertEqual((reply["usage"]["completion_tokens"], reply["usage"]["completion_tokens_details"]["reasoning_tokens"]),
+                         (5 + marks, 3 + marks))
         # A schema is the answer's: thoughts may come before it and be anything.
         schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": [7, 8]}}}
         message = server.chat("Who?", response_format=schema, **fields)["choices"][0]["message"]
@@ -77,7 +118,19 @@ class Thoughts(ProgramTest):
         message = server.chat("Who?", chat_template_kwargs={"enable_thinking": False}, **fields)["choices"][0]["message"]
         self.assertEqual(message["content"], "7")
         self.assertNotIn("reasoning_content", message)
-        cut = server.chat("Who?", max_tokens=3, **fields)
+        cut = server.chat("Who?", max_tokens=1 + marks, response_format=schema, **fields)
+        self.assertIn("still thinking", cut["lodestone"]["notice"])
+        self.assertIn("not the JSON of its schema", cut["lodestone"]["notice"])
+        bounded = server.chat("Who?", thinking_token_budget=1, response_format=schema, **fields)["choices"][0]
+        self.assertEqual((bounded["message"]["content"], bounded["message"]["reasoning_content"], bounded["finish_reason"]),
+                         ("7", "H", "stop"))
+        for effort in ("none", "minimal"):
+            message = server.chat("Who?", reasoning_effort=effort, **fields)["choices"][0]["message"]
+            self.assertEqual((message["content"], message.get("reasoning_content")), ("7", None))
+        told = server.chat("Who?", reasoning_effort="high", **fields)
+        self.assertEqual(told["choices"][0]["message"]["reasoning_content"], "Hm.")
+        self.assertIn("not how much", told["lodestone"]["notice"])
+        cut = server.chat("Who?", max_tokens=1 + marks, **fields)
         self.assertEqual((cut["choices"][0]["message"]["content"], cut["choices"][0]["finish_reason"]), ("", "length"))
         self.assertIn("still thinking", cut["lodestone"]["notice"])
         events = server.stream("/v1/chat/completions", {"messages": [{"role": "user", "content": "Who?"}], **fields})
@@ -100,6 +153,9 @@ class Thoughts(ProgramTest):
         # The client sends back what it got.
         body["messages"] += [{"role": "assistant", "content": content}, {"role": "user", "content": "When?"}]
         self.assertEqual(server.json("POST", "/v1/messages", body)["content"], content)
+        budget = {**body, "thinking": {"type": "enabled", "budget_tokens": 2}}
+        content = server.json("POST", "/v1/messages", budget)["content"]
+        self.assertEqual((content[0]["thinking"], content[1]["text"]), ("Hm", "7"))
         content = server.json("POST", "/v1/messages", {**body, "thinking": {"type": "disabled"}})["content"]
         self.assertEqual([block["type"] for block in content], ["text"])
 

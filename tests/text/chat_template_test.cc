@@ -106,7 +106,7 @@ TEST_F(Chat, WhetherToThinkIsSaidBehindTheDocumentAlone) {
   const std::string document = "A text.";
   const std::vector<std::string> turns = {"Who?"};
   const auto tail = [&](const std::string& source, std::optional<bool> think) {
-    const DocumentChat::Tail said = about(source).tail(document, turns, think);
+    const DocumentChat::Tail said = about(source).tail(document, turns, {.on = think, .effort = {}});
     return text_of(said.parts) + "|" + said.remark.substr(0, 17);
   };
   EXPECT_EQ(tail(rest, {}), "\n\nWho?|");
@@ -122,13 +122,59 @@ TEST_F(Chat, WhetherToThinkInModelsTemplates) {
   const auto end_of = [&](const std::string& name, std::optional<bool> think) {
     const std::string source =
         test::bytes_of_file(source_dir() / "tests/golden/chat/templates" / (name + ".jinja"));
-    const DocumentChat::Tail tail = about(source).tail(document, turns, think);
+    const DocumentChat::Tail tail = about(source).tail(document, turns, {.on = think, .effort = {}});
     const std::string text = text_of(tail.parts);
     return (tail.remark.empty() ? "" : "(left aside)") + text.substr(text.rfind("ssistant") + 8);
   };
   EXPECT_EQ(end_of("qwen3", false), "\n<think>\n\n</think>\n\n");
   EXPECT_EQ(end_of("glm4.5", false), "|>\n<think></think>");
   EXPECT_EQ(end_of("deepseek-r1", false), "(left aside)｜><think>\n");  // it always thinks
+}
+
+TEST_F(Chat, HowMuchToThink) {
+  const std::string document = "A text.";
+  const std::vector<std::string> turns = {"Who?"};
+  const auto tail = [&](const std::string& source, std::string_view word) {
+    const DocumentChat::Tail said = about(source).tail(document, turns, thinking_of(word));
+    return text_of(said.parts) + "|" + said.remark;
+  };
+  const std::string graded =
+      "{{ messages[0].content }} {{ reasoning_effort if reasoning_effort is defined else 'medium' }}";
+  EXPECT_EQ(tail(graded, ""), "\n\nWho? medium|");
+  EXPECT_EQ(tail(graded, "high"), "\n\nWho? high|");
+  EXPECT_EQ(tail(graded, "off"),
+            "\n\nWho? low|the chat template cannot be told not to think: it was told to think little");
+  EXPECT_EQ(tail(graded, "on"), "\n\nWho? medium|the chat template cannot be told whether to think");
+  const std::string switched = "{{ messages[0].content }}{{ ' Hm.' if enable_thinking }}";
+  EXPECT_EQ(tail(switched, "low"),
+            "\n\nWho? Hm.|the chat template can be told whether to think, but not how much");
+  EXPECT_EQ(tail(switched, "off"), "\n\nWho?|");
+  EXPECT_EQ(tail("{{ messages[0].content }}", "low"),
+            "\n\nWho?|the chat template cannot be told how much to think");
+  EXPECT_EQ(tail("{% if thinking %}{{ reasoning_effort }}{% endif %}" + graded, "high").substr(0, 20),
+            "\n\nWho? medium|the ch");
+  EXPECT_THROW(thinking_of("much"), InputError);
+}
+
+/// gpt-oss says it in the system message, which stands in front of a document.
+TEST_F(Chat, WhatWasSaidInFrontOfADocument) {
+  const std::string source = test::bytes_of_file(source_dir() / "tests/golden/chat/templates/gpt-oss.jinja");
+  const std::string document = "A text.", high = "Reasoning: high";
+  const std::vector<std::string> turns = {"Who?"};
+  const auto chat_of = [&](const std::string& think) {
+    return DocumentChat({.source = source, .system = {}, .now = 0, .think = think}, tokens_, "t");
+  };
+  EXPECT_NE(text_of(about(source).head(document).parts).find("Reasoning: medium"), std::string::npos);
+  EXPECT_NE(about(source).tail(document, turns, thinking_of("high")).remark, "");
+  const DocumentChat chat(DocumentChat::from_json(chat_of("high").to_json(), "t"), tokens_, "t");
+  EXPECT_NE(text_of(chat.head(document).parts).find(high), std::string::npos);
+  EXPECT_EQ(chat.tail(document, turns, thinking_of("high")).remark, "");
+  EXPECT_NE(chat.tail(document, turns, thinking_of("low")).remark, "");
+  EXPECT_EQ(text_of(chat.tail(document, turns).parts), text_of(about(source).tail(document, turns).parts));
+  const ChatTemplate alone(source, tokens_, "t");
+  EXPECT_EQ(alone.told(thinking_of("off")).variables["reasoning_effort"], "low");
+  EXPECT_EQ(about(source).to_json().find("think\""), std::string::npos)
+      << "files without it stay as they were";
 }
 
 TEST_F(Chat, ContentsAsLists) {

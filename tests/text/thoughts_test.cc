@@ -78,6 +78,33 @@ TEST(Thoughts, StandBetweenTags) {
   expect_said(collect(marked({"[THINK]", "[/THINK]"}), "", "[THINK]a[/THINK]b"), "a", "b");
 }
 
+TEST(Thoughts, StandInGemmasChannel) {
+  const Tokenizer t = marked({}, {"<|channel>", "<channel|>", "<|turn>", "<turn|>"});
+  const std::string asked = "<|turn>user\nWho?<turn|>\n<|turn>model\n";
+  const Said said = collect(t, asked, "<|channel>thought\nHm, é.\n<channel|>Ada.<turn|>");
+  expect_said(said, "Hm, é.", "Ada.");
+  EXPECT_EQ(said.marks, 10 + t.encode("Hm, é.\n", Tokenizer::Bos::none).size()) << "the name is of the mark";
+  expect_said(collect(t, asked, "<|channel>thought\n<channel|>Ada."), "", "Ada.");
+  expect_said(collect(t, asked, "<|channel>thought<channel|>Ada."), "", "Ada.");
+  expect_said(collect(t, asked, "<|channel>Hm.<channel|>Ada."), "Hm.", "Ada.");
+  expect_said(collect(t, asked, "<|channel>tho"), "", "");
+  expect_said(collect(t, asked, "Ada."), "", "Ada.");
+  expect_said(collect(t, asked, "A <channel|> b"), "", "A  b");
+  // What the template ends with when the model is not to think, and when thoughts are begun for it.
+  expect_said(collect(t, asked + "<|channel>thought\n<channel|>", "Ada."), "", "Ada.");
+  expect_said(collect(t, asked + "<|channel>thought\n", "Hm.<channel|>Ada."), "Hm.", "Ada.");
+  expect_said(collect(t, asked + "<|channel>", "thought\nHm.<channel|>Ada."), "Hm.", "Ada.");
+  expect_said(collect(t, "What is <|channel>?<turn|>", "Ada."), "", "Ada.");
+  // Names in pieces that are cut anywhere: each token of bytes is one.
+  const std::string text = "<|channel>thought\nHm.\n<channel|>Ada.";
+  const std::size_t tokens = t.encode(text, Tokenizer::Bos::none, Tokenizer::Special::parsed).size();
+  for (std::size_t most = 0; most <= tokens; ++most) {
+    const Said cut = collect(t, asked, text, {}, most);
+    EXPECT_TRUE(std::string("Hm.").starts_with(cut.thoughts)) << most;
+    EXPECT_TRUE(std::string("Ada.").starts_with(cut.answer)) << most;
+  }
+}
+
 TEST(Thoughts, AWordOfTheAnswerIsNoMark) {
   expect_said(collect(marked(kTags), "", "<think>a</think>Write <think>x</think>."), "a",
               "Write <think>x</think>.");
@@ -107,6 +134,26 @@ TEST(Thoughts, WhereTheyMayBegin) {
   EXPECT_EQ(thoughts.opening(), 300);
   EXPECT_EQ(thoughts.push('A'), Thoughts::Part::answer);
   EXPECT_EQ(thoughts.opening(), -1);
+}
+
+TEST(Thoughts, CanBeEnded) {
+  const auto closing = [](const Tokenizer& t, const std::string& prompt) {
+    const auto ids = t.encode(prompt, Tokenizer::Bos::none, Tokenizer::Special::parsed);
+    std::string text;
+    for (const TokenId token : Thoughts(t, {}, ids).closing()) text += t.bytes_of(token);
+    return text;
+  };
+  EXPECT_EQ(closing(marked(kTags), "<think>\n"), "</think>");
+  for (const char* prompt : {"", "<think></think>"}) EXPECT_EQ(closing(marked(kTags), prompt), "");
+  const Tokenizer gemma = marked({}, {"<|channel>", "<channel|>"});
+  EXPECT_EQ(closing(gemma, "<|channel>thought\n"), "<channel|>");
+  EXPECT_EQ(closing(gemma, "<|channel>tho"), "") << "its name comes first";
+  const Tokenizer harmony = marked({}, kHarmony);
+  const std::string begun = "<|start|>assistant<|channel|>analysis";
+  EXPECT_EQ(closing(harmony, begun + "<|message|>Hm."),
+            "<|end|><|start|>assistant<|channel|>final<|message|>");
+  EXPECT_EQ(closing(harmony, begun), "") << "within a header";
+  EXPECT_EQ(closing(harmony, "<|start|>assistant<|channel|>final<|message|>"), "");
 }
 
 TEST(Thoughts, AreTheChannelsOfHarmony) {

@@ -81,7 +81,7 @@ Json answer(Asker& asker, const AskFlags& flags, const Prompts& prompts, const s
                            .options = {.max_new_tokens = flags.max_new_tokens, .sampling = flags.sampling},
                            .exact = flags.exact,
                            .want_sources = flags.show_sources};
-  prompts.set_stops(asked.options);
+  prompts.set_ends(asked.options);
   AnswerStream stream(flags.asked.common, flags.show_thoughts);
   if (!flags.asked.common.json) {
     asked.options.on_text = [&](std::string_view text) { stream.push(text); };

@@ -102,7 +102,7 @@ Answer Conversation::answer(bool want_sources, std::int64_t most, const Hear& on
   question.options.sampling = flags_.sampling;
   question.options.on_text = on_text;
   question.options.on_thought = on_thought;
-  prompts_.set_stops(question.options);
+  prompts_.set_ends(question.options);
   return asker_->ask(question);
 }
 

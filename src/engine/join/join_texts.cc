@@ -74,7 +74,8 @@ void expect_alike(const Part& first, const Part& other) {
     const auto found = part.attachments.find(DocumentChat::kAttachment);
     if (found == part.attachments.end()) return std::string();
     const auto settings = DocumentChat::from_json(found->second.text, part.path.string());
-    return fmt::format("{}\n{}\n{}", settings.document_in_system, settings.system, settings.source);
+    return fmt::format("{}\n{}\n{}\n{}", settings.document_in_system, settings.think, settings.system,
+                       settings.source);
   };
   if (chat(first) != chat(other))
     refuse("the same chat template, system message and role", "another one, or none");

@@ -26,6 +26,9 @@ bool is_written(const TensorName& name, const ModelConfig& c, int layer) {
     case Place::expert_gate:
     case Place::expert_up:
       return family.gguf != "gemma4";
+    case Place::qkv:
+      return !name.folder.empty();
+    case Place::qkv_bias:
     case Place::expert_gate_up_bias:
     case Place::delta_qkvz:
     case Place::latent_kv_b:

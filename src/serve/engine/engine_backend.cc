@@ -165,6 +165,7 @@ AutoChoice usual_method(const AutoSpec& wanted, const Document& document) {
 GenerateOptions generate_options(const Question& question, const Prompt& prompt, std::int64_t usual) {
   GenerateOptions options;
   options.max_new_tokens = question.max_new_tokens > 0 ? question.max_new_tokens : usual;
+  options.max_thought_tokens = question.max_thought_tokens;
   options.stop = question.stop;
   if (question.schema.empty())  // what ends with its schema may have line breaks
     options.stop.insert(options.stop.end(), prompt.stop.begin(), prompt.stop.end());
@@ -174,6 +175,21 @@ GenerateOptions generate_options(const Question& question, const Prompt& prompt,
 
 void add_notice(Answer& answer, const std::string& notice) {
   if (!notice.empty()) answer.notice += (answer.notice.empty() ? "" : "; ") + notice;
+}
+
+/// Why an answer that was cut off is none, or no JSON; empty where nothing is to be said.
+std::string why_cut(const Question& question, const Answer& answer, const Generation& generation) {
+  if (generation.stopped) return {};
+  const std::string json =
+      question.schema.empty() ? "" : ", so that the answer is not the JSON of its schema";
+  if (answer.thought_tokens > 0 && answer.thought_tokens == answer.answer_tokens)
+    return fmt::format(
+        "the model was still thinking when its {} tokens were used up{}: allow it more (max_tokens), or "
+        "fewer of them for thoughts",
+        answer.answer_tokens, json);
+  if (json.empty()) return {};
+  return fmt::format("the answer's {} tokens were used up{}: allow it more (max_tokens)",
+                     answer.answer_tokens, json);
 }
 
 /// The stop string of the request that ended the answer; empty when something else did.
@@ -339,8 +355,9 @@ Request EngineBackend::request_of(Job& job, AutoChoice& chosen) {
     job.model = job.opened.model;
   }
   Prompting& prompting = *job.model->prompting;
-  const Prompt prompt = has_document ? prompting.behind(*job.opened.document, question.turns, question.think)
-                                     : prompting.of(question.turns, question.think);
+  const Thinking thinking = {.on = question.think, .effort = question.effort};
+  const Prompt prompt = has_document ? prompting.behind(*job.opened.document, question.turns, thinking)
+                                     : prompting.of(question.turns, thinking);
   job.answer.notice = prompt.notice;
   const bool wanted = has_document && question.want_sources;
   if (wanted) job.no_sources = why_no_sources(*job.opened.document);
@@ -468,11 +485,7 @@ void EngineBackend::tell(Job& job) const {
     if (!generation.work.dense_reason.empty()) answer.why = generation.work.dense_reason;
     add_notice(answer, generation.work.notice);
     add_notice(answer, job.no_sources);
-    if (!generation.stopped && answer.thought_tokens > 0 && answer.thought_tokens == answer.answer_tokens)
-      add_notice(answer,
-                 fmt::format("the model was still thinking when its {} tokens were used up: allow it more "
-                             "(max_tokens)",
-                             answer.answer_tokens));
+    add_notice(answer, why_cut(job.question, answer, generation));
     answer.queued_seconds = job.waited + result.queued_seconds;
     answer.first_token_seconds = result.first_token_seconds;
     answer.seconds = std::chrono::duration<double>(Clock::now() - job.since).count();

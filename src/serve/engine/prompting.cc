@@ -52,35 +52,37 @@ Prompting::Prompting(std::shared_ptr<const Model> model, std::string question_te
     chat_.emplace(source, ChatTokens::of(model_->tokenizer(), config.bos, config.eos), where_);
 }
 
-Prompt Prompting::of(const std::vector<Turn>& turns, std::optional<bool> think) const {
+Prompt Prompting::of(const std::vector<Turn>& turns, const Thinking& thinking) const {
   if (!chat_) {
     PromptText plain = plain_prompt(turns, question_template_, false);
     return {.tokens = model_->tokenizer().encode(plain.text, Tokenizer::Bos::as_template),
             .stop = std::move(plain.stop),
-            .notice = think ? kNoTemplate : ""};
+            .notice = thinking == Thinking() ? "" : kNoTemplate};
   }
   std::vector<ChatMessage> messages;
   for (const Turn& turn : turns) messages.push_back({turn.role, turn.text});
   return of_request([&] {
-    return Prompt{.tokens = encoder_.encode(
-                      chat_->render(messages, true, std::time(nullptr), thinking_variables(think))),
-                  .stop = {}};
+    const ChatTemplate::Told told = chat_->told(thinking);
+    return Prompt{
+        .tokens = encoder_.encode(chat_->render(messages, true, std::time(nullptr), told.variables)),
+        .stop = {},
+        .notice = told.remark};
   });
 }
 
 Prompt Prompting::behind(const Document& document, const std::vector<Turn>& turns,
-                         std::optional<bool> think) const {
+                         const Thinking& thinking) const {
   const std::string* const stored = document.attachment(DocumentChat::kAttachment);
   if (stored == nullptr) {
     PromptText plain = plain_prompt(turns, question_template_, true);
     return {.tokens = model_->tokenizer().encode(plain.text, Tokenizer::Bos::none),
             .stop = std::move(plain.stop),
-            .notice = think ? kNoTemplate : ""};
+            .notice = thinking == Thinking() ? "" : kNoTemplate};
   }
   return of_request([&] {
     const DocumentChat chat =
         document_chat(*model_, DocumentChat::from_json(*stored, "the context's chat template"), where_);
-    const DocumentChat::Tail tail = chat.tail(document.text(), alternating(turns), think);
+    const DocumentChat::Tail tail = chat.tail(document.text(), alternating(turns), thinking);
     return Prompt{.tokens = encoder_.encode(tail.parts), .stop = {}, .notice = tail.remark};
   });
 }

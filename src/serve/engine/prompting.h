@@ -30,12 +30,11 @@ class Prompting {
   /// `question_template`: with {question}, for a model without a chat template.
   Prompting(std::shared_ptr<const Model> model, std::string question_template);
 
-  /// `think`: whether the template lets the model think; none: as it does by itself. ApiError 400 when the template
-  /// refuses the turns.
-  Prompt of(const std::vector<Turn>& turns, std::optional<bool> think = {}) const;
+  /// ApiError 400 when the template refuses the turns.
+  Prompt of(const std::vector<Turn>& turns, const Thinking& thinking = {}) const;
   /// What follows a document.
   Prompt behind(const Document& document, const std::vector<Turn>& turns,
-                std::optional<bool> think = {}) const;
+                const Thinking& thinking = {}) const;
   /// What is indexed of a document's text.
   IndexedText document(const std::string& text) const;
   /// Keeps one answer to a JSON schema. ApiError 400 when the schema is refused.

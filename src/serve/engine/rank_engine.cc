@@ -149,6 +149,7 @@ Ticket<lode::Answer> RankEngine::submit(const LoadedModel& model, Request reques
                 {"full_beside", request.full_beside},
                 {"schema", schema},
                 {"most", options.max_new_tokens},
+                {"most_thoughts", options.max_thought_tokens},
                 {"stop", options.stop},
                 {"temperature", sampling.temperature},
                 {"top_k", sampling.top_k},
@@ -176,6 +177,7 @@ Request RankEngine::request_of(const Json& order) const {
     request.filter = model.prompting->filter(schema);
   GenerateOptions& options = request.options;
   options.max_new_tokens = order.at("most");
+  options.max_thought_tokens = order.at("most_thoughts");
   order.at("stop").get_to(options.stop);
   options.sampling = {.temperature = order.at("temperature"),
                       .top_k = order.at("top_k"),
