@@ -10,7 +10,8 @@
 // values while values are added. So each row has half a block's time to arrive, wherever it lies: rows of a
 // list cost little more than those of a run, where the machine by itself would foresee what comes.
 // Queries go in chunks of G = 16, 8, 4, 2, 1; the arithmetic of one query is the same in every chunk size, so
-// its bits do not depend on which queries share its pass.
+// its bits do not depend on which queries share its pass. Three queries go as four, the last of zeros: a chunk of four
+// takes less time than one of two and one of one.
 #pragma once
 
 #include <cstdint>
@@ -303,6 +304,63 @@ LODE_INLINE void for_blocks(const KvRows& kv, Rows rows, std::int64_t count, Bod
   }
 }
 
+/// The queries of one pass, filled up with queries of zeros to `all` of them. Those of the last chunk, which has the zeros,
+/// are copies, and their states go back to where they came from in the end.
+template <int kMost>
+class FilledUp {
+ public:
+  FilledUp(const float* q, int queries, int all, int d, const SoftmaxState& state)
+      : q_(q),
+        state_(state),
+        queries_(queries),
+        d_(d),
+        direct_(all == queries ? all : all - last_chunk(all)) {
+    for (int g = direct_; g < all; ++g) {
+      const bool there = g < queries;
+      const int to = g - direct_;
+      for (int c = 0; c < d; ++c) own_q_[to * d + c] = there ? q[std::int64_t{g} * d + c] : 0.0f;
+      for (int c = 0; c < d; ++c) own_o_[to * d + c] = there ? state.o[std::int64_t{g} * d + c] : 0.0f;
+      own_m_[to] = there ? state.m[g] : kMinusInfinity;
+      own_l_[to] = there ? state.l[g] : 0.0f;
+    }
+  }
+  ~FilledUp() {
+    for (int g = direct_; g < queries_; ++g) {
+      const int from = g - direct_;
+      for (int c = 0; c < d_; ++c) state_.o[std::int64_t{g} * d_ + c] = own_o_[from * d_ + c];
+      state_.m[g] = own_m_[from];
+      state_.l[g] = own_l_[from];
+    }
+  }
+  FilledUp(const FilledUp&) = delete;
+  FilledUp& operator=(const FilledUp&) = delete;
+
+  /// Those of the chunk that begins with query g.
+  const float* q(int g) const {
+    return g < direct_ ? q_ + std::int64_t{g} * d_ : own_q_ + (g - direct_) * d_;
+  }
+  SoftmaxState state(int g) {
+    if (g < direct_) return {state_.o + std::int64_t{g} * d_, state_.m + g, state_.l + g};
+    return {own_o_ + (g - direct_) * d_, own_m_ + g - direct_, own_l_ + g - direct_};
+  }
+
+ private:
+  static constexpr int last_chunk(int all) {
+    const int lowest = all & -all;
+    return lowest < kMost ? lowest : kMost;
+  }
+
+  const float* const q_;
+  const SoftmaxState state_;
+  const int queries_, d_, direct_;  // [0, direct_) are where the caller has them
+  alignas(64) float own_q_[kMost * kMaxHeadDim];
+  alignas(64) float own_o_[kMost * kMaxHeadDim];
+  float own_m_[kMost], own_l_[kMost];
+};
+
+/// How many keys pay for a copy of queries.
+constexpr std::int64_t kWorthFilling = 4 * kBlock;
+
 /// Queries as rows of type T want them, and outputs so far while rows of values are added: of q4 both are turned,
 /// and outputs turned back at the end.
 template <DType T>
@@ -333,19 +391,21 @@ void attend_typed(const float* q, int queries, const KvRows& kv, Rows rows, cons
                   std::int64_t count, const SoftmaxState& state) {
   const std::int64_t d = kv.d;
   for (int first = 0; first < queries; first += kMaxQueries) {
-    const int group = queries - first < kMaxQueries ? queries - first : kMaxQueries;
+    const int there = queries - first < kMaxQueries ? queries - first : kMaxQueries;
+    const bool fills = T != DType::q4 && kW >= 4 && there % 4 == 3 && count >= kWorthFilling;
+    const int group = fills ? there + 1 : there;
     alignas(64) float l_acc[kMaxQueries * kW] = {};
     alignas(64) float packed[kMaxQueries * kMaxHeadDim];
     const std::int64_t packed_row = (d + kW - 1) / kW * kW;
-    const Turned<T> turned(q + first * d, group, kv.d, state.o + first * d);
-    for_chunks(group,
-               [&]<int G>(int g) { pack_queries<G>(turned.q + g * d, kv.d, packed + g * packed_row); });
+    const Turned<T> turned(q + first * d, there, kv.d, state.o + first * d);
+    FilledUp<kMaxQueries> filled(turned.q, there, group, kv.d,
+                                 {state.o + first * d, state.m + first, state.l + first});
+    for_chunks(group, [&]<int G>(int g) { pack_queries<G>(filled.q(g), kv.d, packed + g * packed_row); });
     alignas(64) float maxima[3 * kMaxQueries * kW];
     const auto chunk_state = [&](int g) {
-      const int at = first + g;
+      const SoftmaxState own = filled.state(g);
       float* lanes = maxima + 3 * g * kW;
-      return ChunkState{state.o + at * d, state.m + at,  state.l + at, l_acc + g * kW, lanes,
-                        lanes + kW,       lanes + 2 * kW};
+      return ChunkState{own.o, own.m, own.l, l_acc + g * kW, lanes, lanes + kW, lanes + 2 * kW};
     };
     for_chunks(group, [&]<int G>(int g) { spread_maxima<G>(chunk_state(g)); });
     for_blocks<T>(kv, rows, count, [&](std::int64_t b, int n, int next) {
