@@ -51,7 +51,7 @@ def widened(name: str, overrides: dict) -> dict:
               "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
               "qk_rope_head_dim": 16, "v_head_dim": 16, "q_lora_rank": 32}
     wide = {key: larger[key] if key in larger and value else value for key, value in overrides.items()}
-    if name.startswith("qwen3") and "linear_key_head_dim" in wide:
+    if name == "glm" or "linear_key_head_dim" in wide:
         wide["head_dim"] = 16
     if name.startswith("qwen35"):
         wide["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25, "mrope_section": [1, 1, 0]}
