@@ -53,7 +53,7 @@ void add_chat_flags(CLI::App& verb, ChatFlags& flags) {
 }
 
 IndexedText indexed_text(const Model& model, const ChatFlags& flags, const std::string& text,
-                         const Attachments& before) {
+                         const Attachments& before, std::time_t now) {
   const std::string source = flags.chat == "off" ? "" : model.impl().chat_template;
   const std::string where = model.path().string() + ": chat template";
   if (source.empty()) {
@@ -66,7 +66,7 @@ IndexedText indexed_text(const Model& model, const ChatFlags& flags, const std::
   DocumentChat::Settings settings = {.source = source,
                                      .system = unescaped(flags.system),
                                      .document_in_system = flags.document_role == "system",
-                                     .now = std::time(nullptr),
+                                     .now = now,
                                      .think = flags.think};
   if (const auto known = before.find(DocumentChat::kAttachment); known != before.end()) {
     const auto earlier = DocumentChat::from_json(known->second.text, "section 'attached/chat'");

@@ -24,7 +24,8 @@ namespace lode {
 namespace {
 
 constexpr std::string_view kMagic = "LODEPART";
-constexpr std::int64_t kHeader = 64;  // bytes: magic, identity in hex, zeros
+constexpr std::int64_t kHeader = 64;  // bytes: magic, identity in hex, time, zeros
+constexpr std::size_t kIdentity = 32, kTimeAt = kMagic.size() + kIdentity;
 // `squeezed` calibrates on at most 512 queries of the prefill: it must hear as many, and more, of the text's end.
 constexpr std::int64_t kHeard = 2048;
 constexpr auto kFirstSave = std::chrono::seconds(1);
@@ -90,9 +91,10 @@ bool read_all(int fd, std::span<std::byte> bytes, std::int64_t offset) {
   return true;
 }
 
-std::string header_of(const std::string& identity) {
+std::string header_of(const std::string& identity, std::int64_t now) {
   std::string header = std::string(kMagic) + identity;
   header.resize(static_cast<std::size_t>(kHeader), '\0');
+  std::memcpy(header.data() + kTimeAt, &now, sizeof now);
   return header;
 }
 
@@ -102,9 +104,22 @@ std::filesystem::path PrefillLog::beside(const std::filesystem::path& output) {
   return hidden_beside(output, "partial");
 }
 
-PrefillLog::PrefillLog(const std::filesystem::path& path, const Context& context)
+std::optional<std::time_t> PrefillLog::time_of(const std::filesystem::path& path) {
+  const int fd = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return std::nullopt;
+  std::string header(static_cast<std::size_t>(kHeader), '\0');
+  const bool whole = read_all(fd, std::as_writable_bytes(std::span(header)), 0);
+  ::close(fd);
+  std::int64_t now = 0;
+  std::memcpy(&now, header.data() + kTimeAt, sizeof now);
+  const bool said = whole && header.starts_with(kMagic) && now > 0 && now < std::int64_t{1} << 40;
+  return said ? std::optional<std::time_t>(now) : std::nullopt;
+}
+
+PrefillLog::PrefillLog(const std::filesystem::path& path, const Context& context, std::time_t now)
     : path_(path),
       identity_(identity_of(context.impl())),
+      now_(now),
       tokens_(context.tokens()),
       next_(std::chrono::steady_clock::now() + kFirstSave) {
   for (const AttachedMethod& method : context.impl().methods) {
@@ -168,12 +183,23 @@ bool PrefillLog::restore_block(Context::Impl& c, std::span<const TokenId> tokens
   return true;
 }
 
-/// Whether any tokens are kept, whatever they are: a block's header is written behind what it says.
+/// Whether any tokens are kept, whatever they are. Of a damaged block nothing is.
 bool PrefillLog::has_whole_block() const {
   BlockHeader block;
-  struct stat info = {};
-  return read_all(fd_, std::as_writable_bytes(std::span(&block, 1)), kHeader) && block.tokens > 0 &&
-         ::fstat(fd_, &info) == 0 && info.st_size - kHeader - std::int64_t{sizeof block} >= block.bytes;
+  std::int64_t at = kHeader;
+  if (!read_all(fd_, std::as_writable_bytes(std::span(&block, 1)), at) || block.tokens <= 0) return false;
+  at += std::int64_t{sizeof block};
+  Hasher hasher;
+  std::vector<std::byte> piece(std::size_t{1} << 20);
+  for (std::int64_t left = block.bytes; left > 0;) {
+    check_cancel();
+    const auto bytes = std::span(piece).first(std::min(piece.size(), static_cast<std::size_t>(left)));
+    if (!read_all(fd_, bytes, at)) return false;
+    hasher.add(bytes);
+    at += std::ssize(bytes);
+    left -= std::ssize(bytes);
+  }
+  return hasher.hex() == std::string_view(block.checksum.data(), block.checksum.size());
 }
 
 std::int64_t PrefillLog::restore(Context& context, std::span<const TokenId> tokens) {
@@ -183,8 +209,8 @@ std::int64_t PrefillLog::restore(Context& context, std::span<const TokenId> toke
   struct stat info = {};
   if (!usable_ || ::lstat(path_.c_str(), &info) != 0 || !open()) return 0;
   std::string header(static_cast<std::size_t>(kHeader), '\0');
-  const bool known =
-      read_all(fd_, std::as_writable_bytes(std::span(header)), 0) && header == header_of(identity_);
+  const bool known = read_all(fd_, std::as_writable_bytes(std::span(header)), 0) &&
+                     header.starts_with(std::string(kMagic) + identity_);
   if (known) end_ = kHeader;
   while (known && restore_block(c, tokens)) check_cancel();
   another_ = end_ <= kHeader && has_whole_block();
@@ -204,7 +230,7 @@ void PrefillLog::save(const Context& context) {
   c.host_kv();
   if (end_ == 0) {
     if (::ftruncate(fd_, 0) != 0) cannot(path_, "written");
-    const std::string header = header_of(identity_);
+    const std::string header = header_of(identity_, now_);
     write_all(fd_, std::as_bytes(std::span(header)), 0, path_);
     end_ = kHeader;
   }

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keys and values of a reading that is under way, on disk, so that it can go on after it was ended.
 //
-//   [header: magic, what the keys depend on][block: header, ids, rows of every layer, head and part]...
+//   [header: magic, what the keys depend on, time][block: header, ids, rows of every layer, head and part]...
 //
 // A block is written behind the last one and counts once it is whole: after a crash what follows the last
 // whole block is cut off. Memory: none beyond the keys' own.
 #pragma once
 
 #include <chrono>
+#include <ctime>
 #include <filesystem>
+#include <optional>
 #include <span>
 
 #include "lodestone/engine.h"
@@ -19,9 +21,12 @@ class PrefillLog {
  public:
   /// Beside the file that is to be made: ".NAME.partial".
   static std::filesystem::path beside(const std::filesystem::path& output);
+  /// `now` of the reading whose log lies there: a chat template may put the day into the text, which is another one
+  /// when the reading goes on. None: there is no log.
+  static std::optional<std::time_t> time_of(const std::filesystem::path& path);
   /// Opens the log of a reading of this context, whose methods are attached, or begins it. What belongs to
   /// another model or setting is begun anew. Nothing is written before `save`.
-  PrefillLog(const std::filesystem::path& path, const Context& context);
+  PrefillLog(const std::filesystem::path& path, const Context& context, std::time_t now = 0);
   ~PrefillLog();
   PrefillLog(const PrefillLog&) = delete;
   PrefillLog& operator=(const PrefillLog&) = delete;
@@ -49,6 +54,7 @@ class PrefillLog {
 
   std::filesystem::path path_;
   std::string identity_;
+  std::time_t now_;
   bool usable_ = true, listens_ = false, another_ = false;
   int fd_ = -1;
   std::int64_t tokens_ = 0, end_ = 0;  // end_: bytes of whole blocks

@@ -111,29 +111,42 @@ std::vector<ChatPart> ChatTemplate::render(std::span<const ChatMessage> messages
   return parts_of(better, 0, better.size());
 }
 
-/// Tried on a question: whether a model thinks, and how much, is said at its beginning or behind it.
+namespace {
+
+/// Of a question: whether a model thinks, and how much, is said at its beginning or behind it. None: refused.
+std::optional<std::string> text_told(const ChatTemplate& chat, bool on, const std::string& effort) {
+  const std::vector<ChatMessage> question = {{"user", "?"}};
+  const jinja::OrderedJson variables = {
+      {"enable_thinking", on}, {"thinking", on}, {"reasoning_effort", effort}};
+  std::string text;
+  try {
+    for (const ChatPart& part : chat.render(question, true, 0, variables)) text += part.text;
+  } catch (const InputError&) {
+    return std::nullopt;
+  }
+  return text;
+}
+
+}  // namespace
+
 ChatTemplate::Told ChatTemplate::told(const Thinking& thinking) const {
   if (thinking == Thinking()) return {};
-  const std::vector<ChatMessage> question = {{"user", "?"}};
-  const auto text = [&](bool on, const char* effort) {
-    std::string all;
-    try {
-      const jinja::OrderedJson variables = {
-          {"enable_thinking", on}, {"thinking", on}, {"reasoning_effort", effort}};
-      for (const ChatPart& part : render(question, true, 0, variables)) all += part.text;
-    } catch (const InputError& refused) {
-      return std::string(refused.what());
-    }
-    return all;
-  };
-  const std::string usual = text(true, "high");
-  const bool switched = usual != text(false, "high"), graded = usual != text(true, "low");
-  const bool off = thinking.on && !*thinking.on, little = off && !switched && graded;
+  const auto tried = [&](bool on, const std::string& effort) { return text_told(*this, on, effort); };
+  const auto usual = tried(true, "high"), low = tried(true, "low"), none = tried(true, "none");
+  const bool switched = usual != tried(false, "high"), graded = usual != low;
+  // Mistral's templates refuse "low": "none" and "high" are their switch. gpt-oss's takes any word for an effort.
+  const bool none_is_off = !switched && usual && !low && none && none != usual;
+  const bool off = thinking.on && !*thinking.on, little = off && !switched && graded && !none_is_off;
   Told told;
   if (thinking.on) told.variables = {{"enable_thinking", *thinking.on}, {"thinking", *thinking.on}};
-  const std::string effort = little ? "low" : off ? "" : thinking.effort;
+  std::string effort = little ? "low" : off ? "" : thinking.effort;
+  if (none_is_off && effort.empty()) effort = off ? "none" : "high";
+  const bool refused = usual && !effort.empty() && !tried(true, effort);
+  if (refused) effort = "high";
   if (!effort.empty()) told.variables["reasoning_effort"] = effort;
-  if (little)
+  if (refused)
+    told.remark = "the chat template does not know this effort: it was told 'high'";
+  else if (little)
     told.remark = "the chat template cannot be told not to think: it was told to think little";
   else if (!effort.empty() && !graded)
     told.remark = switched ? "the chat template can be told whether to think, but not how much"

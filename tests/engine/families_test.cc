@@ -177,12 +177,15 @@ TEST_P(EngineFamily, AnInterruptedReadingGoesOn) {
   const auto path = PrefillLog::beside(dir_ / "document.lode");
   {
     Context c = context();
-    PrefillLog log(path, c);
+    PrefillLog log(path, c, 1'700'000'000);
     c.prefill(ids(0, 64));
     log.save(c);
     c.prefill(ids(64, 32));
     log.save(c);
   }  // the process ends here, in whatever way
+  EXPECT_EQ(PrefillLog::time_of(path), 1'700'000'000);
+  EXPECT_EQ(PrefillLog::time_of(dir_ / "config.json"), std::nullopt);
+  EXPECT_EQ(PrefillLog::time_of(dir_ / "none"), std::nullopt);
   Context c = context();
   PrefillLog log(path, c);
   EXPECT_EQ(log.restore(c, ids(0, 150)), 96);
@@ -205,12 +208,14 @@ TEST_P(EngineFamily, AnInterruptedReadingIsTakenAsFarAsItIsWholeAndOfThisText) {
     log.save(c);
   }
   std::string whole = read_file(path);
+  bool another = false;
   const auto restored = [&](const std::string& bytes, std::vector<TokenId> tokens, ContextOptions options) {
     std::ofstream(path, std::ios::binary) << bytes;
     Context c(model_, options);
     PrefillLog log(path, c);
     const std::int64_t taken = log.restore(c, tokens);
     EXPECT_EQ(c.tokens(), taken);
+    another = log.holds_another();
     return taken;
   };
   const ContextOptions usual = {.kv_type = DType::f32, .max_tokens = 256, .chunk = 16};
@@ -221,6 +226,7 @@ TEST_P(EngineFamily, AnInterruptedReadingIsTakenAsFarAsItIsWholeAndOfThisText) {
     std::vector<TokenId> other = text;
     other[changed] ^= 1;
     EXPECT_EQ(restored(whole, other, usual), taken) << changed;
+    EXPECT_EQ(another, taken == 0) << changed;
   }
   // Of two blocks of 64 and 32 tokens the second takes less than half, but both hold states of one size.
   for (const auto& [at, taken] :
@@ -228,11 +234,13 @@ TEST_P(EngineFamily, AnInterruptedReadingIsTakenAsFarAsItIsWholeAndOfThisText) {
     std::string damaged = whole;
     damaged[at] = static_cast<char>(damaged[at] ^ 1);
     EXPECT_EQ(restored(damaged, text, usual), taken) << at;
+    EXPECT_FALSE(another) << "what is damaged is nobody's";
   }
   EXPECT_EQ(restored(whole.substr(0, whole.size() - 1), text, usual), 64);
   ContextOptions halves = usual;
   halves.kv_type = DType::f16;
   EXPECT_EQ(restored(whole, text, halves), 0);
+  EXPECT_TRUE(another);
 }
 
 class LatentRows : public testing::Test {

@@ -124,6 +124,26 @@ class Growing(ProgramTest):
         self.index_all("-f", text, "-o", self.place / "once.lode")
         self.assertEqual(keys_of(output), keys_of(self.place / "once.lode"))
 
+    def test_an_interrupted_reading_keeps_the_day_that_its_chat_template_says(self):
+        dated = self.place / "dated"
+        shutil.copytree(self.model, dated)
+        template = "{{ strftime_now('%H:%M:%S') }}{% for m in messages %}{{ m.content }}{% endfor %}"
+        (dated / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}), encoding="utf-8")
+        text = documents.write(self.place, "dated.txt", TEXT * 700)
+        output, log = self.place / "dated.lode", self.place / ".dated.lode.partial"
+        command = ("index", "-m", dated, "-f", text, "-o", output, "-a", "full")
+        process = start(*command, "--quiet")
+        while process.poll() is None and not log.exists():
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+        self.assertEqual(process.returncode, INTERRUPTED)
+        time.sleep(1)  # the time is another one now
+        with start(*command) as process:
+            said = [process.stderr.readline() for _ in range(3)]
+            process.kill()
+        self.assertTrue(any(line.startswith("going on after") for line in said), said)
+
 
 class Kinds(ProgramTest):
     """Text, order, pages and lines of each kind; the names say nothing."""

@@ -71,6 +71,7 @@ class Thoughts(ProgramTest):
         self.assertNotIn("thoughts", run("ask", name, "Who?", "--json").json()["answers"][0])
         self.assertEqual(run("ask", name, "Who?", "--json", "--think", "on").json()["answers"][0]["thoughts"], "Hm.")
         self.assert_refused(run("index", "-m", self.thinker, "-f", self.text, "-o", self.folder / "other.lode", "--chat", "off", "--think", "off"), "--think")
+        self.assert_refused(run("index", "--append", name, "-f", self.text, "--think", "on"), "--think: expected none beside --append")
 
     def test_thoughts_are_ended(self):
         for exact in ((), ("--exact",)):

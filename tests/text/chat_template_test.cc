@@ -154,6 +154,15 @@ TEST_F(Chat, HowMuchToThink) {
   EXPECT_EQ(tail("{% if thinking %}{{ reasoning_effort }}{% endif %}" + graded, "high").substr(0, 20),
             "\n\nWho? medium|the ch");
   EXPECT_THROW(thinking_of("much"), InputError);
+  const std::string two_words =  // Mistral's
+      "{% if reasoning_effort is defined and reasoning_effort not in ['none', 'high'] %}{{ "
+      "raise_exception('none or high') }}{% endif %}" +
+      graded;
+  EXPECT_EQ(tail(two_words, "off"), "\n\nWho? none|");
+  EXPECT_EQ(tail(two_words, "on"), "\n\nWho? high|");
+  EXPECT_EQ(tail(two_words, "high"), "\n\nWho? high|");
+  EXPECT_EQ(tail(two_words, "low"),
+            "\n\nWho? high|the chat template does not know this effort: it was told 'high'");
 }
 
 /// gpt-oss says it in the system message, which stands in front of a document.

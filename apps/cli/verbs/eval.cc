@@ -8,6 +8,7 @@
 #include <fstream>
 #include <optional>
 #include <set>
+#include <string>
 
 #include "cli.h"
 #include "engine/chat/indexed_text.h"
@@ -49,6 +50,12 @@ bool holds_answers(const std::string& path) {
   return std::getline(file, line) && std::getline(file, line);
 }
 
+/// Ranks read the same prompts, also where their clocks are on two sides of midnight.
+std::time_t time_of_all() {
+  const std::time_t now = std::time(nullptr);
+  return ranks() == nullptr ? now : std::stoll(ranks()->broadcast(std::to_string(now)));
+}
+
 /// Null: contexts and questions are given verbatim.
 std::shared_ptr<const DocumentChat> chat_of(const EvalFlags& flags, const Model& model) {
   if (flags.chat == "off") return nullptr;
@@ -57,7 +64,7 @@ std::shared_ptr<const DocumentChat> chat_of(const EvalFlags& flags, const Model&
   if (source.empty() && flags.chat == "auto") return nullptr;
   if (source.empty()) throw InputError(where + ": expected one for --chat, found none");
   return std::make_shared<const DocumentChat>(
-      document_chat(model, {.source = source, .now = std::time(nullptr)}, where));
+      document_chat(model, {.source = source, .now = time_of_all()}, where));
 }
 
 void run(const EvalFlags& flags) {

@@ -7,8 +7,10 @@
 #include <array>
 #include <chrono>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <iostream>
+#include <optional>
 
 #include "base/file.h"
 #include "base/text.h"
@@ -163,9 +165,9 @@ void say_read(const SourceText& source, std::int64_t tokens, std::int64_t kv_byt
 
 /// What is to be indexed: what is added to goes on as it began.
 IndexedText tokens_of(const Model& model, const SourceText& source, const IndexFlags& flags,
-                      const std::optional<Earlier>& earlier) {
+                      const std::optional<Earlier>& earlier, std::time_t now) {
   if (flags.append.empty() || earlier->head.empty())
-    return indexed_text(model, flags.chat, source.text, earlier ? earlier->attachments : Attachments());
+    return indexed_text(model, flags.chat, source.text, earlier ? earlier->attachments : Attachments(), now);
   IndexedText reading = {.tokens = earlier->head,
                          .first_token = std::ssize(earlier->head),
                          .attachments = earlier->attachments,
@@ -334,7 +336,10 @@ Json index_text(IndexFlags flags) {
   SourceText source = read_sources(flags, earlier);
   const auto model = load_model(flags.common, flags.model);
   if (!flags.append.empty()) expect_its_model(flags, *earlier, *model);
-  const IndexedText reading = tokens_of(*model, source, flags, earlier);
+  const auto place = PrefillLog::beside(flags.output);
+  const std::optional<std::time_t> begun_at = flags.restart ? std::nullopt : PrefillLog::time_of(place);
+  const std::time_t now = begun_at.value_or(std::time(nullptr));
+  const IndexedText reading = tokens_of(*model, source, flags, earlier, now);
   const auto tokens = std::ssize(reading.tokens);
   if (!flags.common.quiet)
     for (const std::string& remark : reading.remarks) say(remark);
@@ -344,21 +349,19 @@ Json index_text(IndexFlags flags) {
                                                : room_for_questions(*model, tokens, flags.model.rope_factor);
   const std::int64_t kv_bytes = plan_memory(*model, options.kv_type, tokens, {}).kv;
   expect_room(flags.output, static_cast<std::uint64_t>(kv_bytes));
-  const auto place = PrefillLog::beside(flags.output);
   if (flags.restart) std::filesystem::remove(place);
 
   auto start = std::chrono::steady_clock::now();
   Begun begun = {begin_context(flags, model, options, specs, reading.tokens, earlier)};
   Context& context = begun.context;
   begun.kept = context.tokens();
-  PrefillLog log(place, context);
+  PrefillLog log(place, context, now);
   begun.restored = log.restore(context, reading.tokens);
   if (log.holds_another() && !flags.force)
-    throw InputError(
-        fmt::format("{}: expected an interrupted reading of this text, found one of another text, model or "
-                    "setting: the command "
-                    "that began it goes on with it, --restart drops it, another -o keeps it",
-                    place.string()));
+    throw InputError(fmt::format(
+        "{}: expected an interrupted reading of this text, found one of another text, model or "
+        "setting: the command that began it goes on with it, --force replaces it, another -o keeps it",
+        place.string()));
   if (!flags.common.quiet) say_read(source, tokens, kv_bytes);
   say_kept(flags, begun, reading, source);
   set_source(context, std::move(source), reading.first_token);
@@ -407,7 +410,7 @@ SharedReading read_for_ranks(const IndexFlags& flags, const Model& model, const 
   if (all.rank() == 0) {
     check_output(flags, specs);
     shared.source = read_sources(flags, std::nullopt);
-    shared.reading = tokens_of(model, shared.source, flags, std::nullopt);
+    shared.reading = tokens_of(model, shared.source, flags, std::nullopt, std::time(nullptr));
     if (!flags.common.quiet)
       for (const std::string& remark : shared.reading.remarks) say(remark);
   }
@@ -524,8 +527,10 @@ void add_index(CLI::App& app) {
     if (ranks() != nullptr && take_auto(flags->specs))
       throw InputError(
           "-a auto: expected methods by name over several ranks, which measure none, found auto");
-    expect_use(*verb, {"--kv-type", "--rope-factor", "--restart", "--chat", "--system", "--document-role"},
-               flags->append.empty(), "expected none beside --append, which goes by the file's, found one");
+    expect_use(
+        *verb,
+        {"--kv-type", "--rope-factor", "--restart", "--chat", "--system", "--document-role", "--think"},
+        flags->append.empty(), "expected none beside --append, which goes by the file's, found one");
     if (flags->append.empty()) {
       if (flags->model.model.empty()) throw InputError("index: expected a model (-m), found none");
       if (flags->output.empty()) throw InputError("index: expected a file to write (-o), found none");
