@@ -318,6 +318,8 @@ class Document:
         max_thought_tokens: of a model that thinks before it answers: behind so many its thoughts are ended; None = no such bound.
         InputError when the document is not indexed for `attention`, or has no room for question and answer.
         """
+        if max_thought_tokens is not None and max_thought_tokens < 0:
+            raise InputError(f"ask: expected max_thought_tokens of 0 or more, or None, found {max_thought_tokens}")
         answer = Answer(
             _Stream(
                 self._document,

@@ -319,6 +319,30 @@ std::string chosen(const Attachments& attachments, const Context& context) {
   return choice.spec.str() + ": " + choice.why;
 }
 
+void expect_own_log(const PrefillLog& log, const std::filesystem::path& place) {
+  if (!log.holds_another()) return;
+  throw InputError(fmt::format(
+      "{}: expected an interrupted reading of this text, found one of another text, model or "
+      "setting: the command that began it goes on with it, --force replaces it, another -o keeps it",
+      place.string()));
+}
+
+/// What --json says of a text that is indexed and saved, but for the time that it took.
+Json told(const Context& context, const IndexFlags& flags, const IndexedText& reading, const Begun& begun) {
+  const auto tokens = std::ssize(reading.tokens);
+  return {{"file", flags.output},
+          {"tokens", tokens},
+          {"tokens_kept", begun.kept + begun.restored},
+          {"tokens_read", tokens - begun.kept - begun.restored},
+          {"files", list_of(source_of(context).files)},
+          {"chat", reading.attachments.contains(DocumentChat::kAttachment)},
+          {"unread", list_of(source_of(context).unread)},
+          {"kv_bytes", context.kv_bytes()},
+          {"index_bytes", stored_index_bytes(flags.output)},
+          {"index_memory_bytes", context.index_bytes()},
+          {"file_bytes", std::filesystem::file_size(flags.output)}};
+}
+
 Json index_text(IndexFlags flags) {
   std::optional<Earlier> earlier;
   if (!flags.append.empty()) {
@@ -357,11 +381,7 @@ Json index_text(IndexFlags flags) {
   begun.kept = context.tokens();
   PrefillLog log(place, context, now);
   begun.restored = log.restore(context, reading.tokens);
-  if (log.holds_another() && !flags.force)
-    throw InputError(fmt::format(
-        "{}: expected an interrupted reading of this text, found one of another text, model or "
-        "setting: the command that began it goes on with it, --force replaces it, another -o keeps it",
-        place.string()));
+  if (!flags.force) expect_own_log(log, place);
   if (!flags.common.quiet) say_read(source, tokens, kv_bytes);
   say_kept(flags, begun, reading, source);
   set_source(context, std::move(source), reading.first_token);
@@ -378,19 +398,9 @@ Json index_text(IndexFlags flags) {
   save_context(context, flags.output, source_of(context).text, attachments);
   remove_shards(flags.output, {}, RemovedShards::all_others);  // of a text that ranks had indexed
   log.remove();
-  Json result = {{"file", flags.output},
-                 {"tokens", tokens},
-                 {"tokens_kept", begun.kept + begun.restored},
-                 {"tokens_read", tokens - begun.kept - begun.restored},
-                 {"files", list_of(source_of(context).files)},
-                 {"chat", reading.attachments.contains(DocumentChat::kAttachment)},
-                 {"unread", list_of(source_of(context).unread)},
-                 {"prefill_seconds", prefill_seconds},
-                 {"build_seconds", build_seconds},
-                 {"kv_bytes", context.kv_bytes()},
-                 {"index_bytes", stored_index_bytes(flags.output)},
-                 {"index_memory_bytes", context.index_bytes()},
-                 {"file_bytes", std::filesystem::file_size(flags.output)}};
+  Json result = told(context, flags, reading, begun);
+  result["prefill_seconds"] = prefill_seconds;
+  result["build_seconds"] = build_seconds;
   if (automatic) {
     result["auto"] = parse_json(attachments.at(kAutoAttachment).text, flags.output);
     result["chosen"] = chosen(attachments, context);
