@@ -259,6 +259,8 @@ void run(const AskFlags& flags) {
         ask_all(checked_question(line, "standard input"));
       }
       check_cancel();  // Ctrl-C while waiting ends the reading like an end of input
+      if (answers.empty() && !flags.asked.common.quiet)
+        print_remark("nothing was asked: standard input held no question");
     }
   } catch (...) {
     if (!answers.empty()) show_all();  // what is answered stays answered
