@@ -239,6 +239,17 @@ std::string checked_question(const std::string& text, const std::string& where) 
   return question;
 }
 
+std::string end_of(const Generation& answer, std::int64_t most_tokens) {
+  if (answer.stopped) return "stop";
+  return std::ssize(answer.tokens) == most_tokens ? "predict" : "context";
+}
+
+std::string cut_off(const std::string& ended_by, std::int64_t tokens) {
+  if (ended_by == "stop") return "";
+  return fmt::format("; cut off behind token {}, by {}", tokens,
+                     ended_by == "predict" ? "--predict" : "the context's end");
+}
+
 void add_thoughts_flag(CLI::App& verb, bool& show) {
   verb.add_flag(
       "--show-thoughts", show,

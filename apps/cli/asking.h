@@ -61,6 +61,12 @@ std::string trimmed(const std::string& text);
 /// A question as a model can be asked it; `where` names it in errors.
 std::string checked_question(const std::string& text, const std::string& where);
 
+/// What ended an answer: "stop" for a stop string or EOS, "predict" for the limit of --predict, or "context" for the
+/// context's room.
+std::string end_of(const Generation& answer, std::int64_t most_tokens);
+/// "; cut off behind token 3, by --predict", or nothing where it was not.
+std::string cut_off(const std::string& ended_by, std::int64_t tokens);
+
 /// Prints an answer as it comes, but for the blanks around it. Thoughts before it are shown on a terminal while they
 /// come, in dim type on stderr, or printed in front of it where they are asked for.
 class AnswerStream {

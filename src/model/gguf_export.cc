@@ -69,6 +69,10 @@ WeightType type_for(std::string_view name, const std::vector<std::int64_t>& shap
   return shape.back() % layout_of(WeightType::q8_0).block == 0 ? WeightType::q8_0 : WeightType::f16;
 }
 
+void count_matrix(const std::vector<std::int64_t>& shape, WeightType type, MatrixTypes& matrices) {
+  if (shape.size() >= 2) ++matrices[std::string(name_of(type))];
+}
+
 std::int64_t rows_of(const std::vector<std::int64_t>& shape) {
   return std::accumulate(shape.begin(), shape.end() - 1, std::int64_t{1}, std::multiplies<>());
 }
@@ -96,19 +100,22 @@ void convert(const Source& s, WeightType type, std::span<std::byte> to, ThreadPo
   });
 }
 
-void write_all(GgufWriter& writer, const std::vector<Source>& sources, const GgufExport& options,
-               const std::filesystem::path& to, ThreadPool& pool) {
+MatrixTypes write_all(GgufWriter& writer, const std::vector<Source>& sources, const GgufExport& options,
+                      const std::filesystem::path& to, ThreadPool& pool) {
   writer.add_u32("general.file_type", file_type(options.type));
   const bool tied = std::ranges::find(sources, kOutput, &Source::name) == sources.end();
   std::vector<WeightType> types;
+  MatrixTypes matrices;
   for (const Source& s : sources) {
     types.push_back(s.rows.copied ? s.rows.row(0).type : type_for(s.name, s.shape, options.type, tied));
     writer.add_tensor(s.name, types.back(), s.shape);
+    count_matrix(s.shape, types.back(), matrices);
   }
   writer.write(to, [&](std::int64_t i, std::span<std::byte> bytes) {
     convert(sources[static_cast<std::size_t>(i)], types[static_cast<std::size_t>(i)], bytes, pool);
     if (options.tensors_done) options.tensors_done(i + 1, std::ssize(sources));
   });
+  return matrices;
 }
 
 TensorRows rows_in_place(WeightType type, const std::byte* data, std::int64_t cols) {
@@ -137,8 +144,8 @@ void copy_value(const std::string& key, const GgufValue& value, GgufWriter& to) 
   to.add_raw(key, static_cast<std::uint32_t>(GgufType::array), bytes);
 }
 
-void requantise(const std::filesystem::path& from, const std::filesystem::path& to, const GgufExport& options,
-                ThreadPool& pool) {
+MatrixTypes requantise(const std::filesystem::path& from, const std::filesystem::path& to,
+                       const GgufExport& options, ThreadPool& pool) {
   const GgufModel model = GgufModel::open(from);
   GgufWriter writer;
   for (const auto& [key, value] : model.metadata().values()) {
@@ -150,7 +157,7 @@ void requantise(const std::filesystem::path& from, const std::filesystem::path& 
   for (const auto& [name, tensor] : model.tensors)
     sources.push_back(
         {name, tensor.shape, rows_in_place(tensor.type, tensor.bytes.data(), tensor.shape.back())});
-  write_all(writer, sources, options, to, pool);
+  return write_all(writer, sources, options, to, pool);
 }
 
 // ---- From a folder. ---------------------------------------------------------------------------------------------
@@ -172,8 +179,8 @@ void add_texts(const std::filesystem::path& folder, const ModelConfig& c, GgufWr
 
 }  // namespace
 
-void export_gguf(const std::filesystem::path& model, const std::filesystem::path& to,
-                 const GgufExport& options, ThreadPool& pool) {
+MatrixTypes export_gguf(const std::filesystem::path& model, const std::filesystem::path& to,
+                        const GgufExport& options, ThreadPool& pool) {
   if (!can_quantise(options.type))
     throw InputError(fmt::format("expected a type of F32, F16, BF16, Q8_0, Q4_K or Q6_K, found {}",
                                  name_of(options.type)));
@@ -195,11 +202,11 @@ void export_gguf(const std::filesystem::path& model, const std::filesystem::path
         {v.name,
          {std::ssize(v.numbers)},
          rows_in_place(WeightType::f32, std::as_bytes(std::span(v.numbers)).data(), std::ssize(v.numbers))});
-  write_all(writer, sources, options, to, pool);
+  return write_all(writer, sources, options, to, pool);
 }
 
-void export_random_gguf(std::string_view shape, const std::filesystem::path& tokenizer,
-                        const std::filesystem::path& to, const GgufExport& options, ThreadPool& pool) {
+MatrixTypes export_random_gguf(std::string_view shape, const std::filesystem::path& tokenizer,
+                               const std::filesystem::path& to, const GgufExport& options, ThreadPool& pool) {
   const ModelConfig c = named_shape(shape);
   GgufWriter writer;
   add_gguf_config(c, "random " + std::string(shape), writer);
@@ -207,9 +214,11 @@ void export_random_gguf(std::string_view shape, const std::filesystem::path& tok
   add_texts(tokenizer, c, writer);
   const std::vector<GgufTarget> all = gguf_targets(c);
   std::vector<WeightType> types;
+  MatrixTypes matrices;
   for (const GgufTarget& s : all) {
     types.push_back(type_for(s.name, s.shape, options.type, c.tied_embeddings));
     writer.add_tensor(s.name, types.back(), s.shape);
+    count_matrix(s.shape, types.back(), matrices);
   }
   writer.write(to, [&](std::int64_t i, std::span<std::byte> bytes) {
     const GgufTarget& s = all[static_cast<std::size_t>(i)];
@@ -222,6 +231,7 @@ void export_random_gguf(std::string_view shape, const std::filesystem::path& tok
     }
     if (options.tensors_done) options.tensors_done(i + 1, std::ssize(all));
   });
+  return matrices;
 }
 
 }  // namespace lode

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <string>
 
 #include "kernels/weight_type.h"
@@ -20,14 +21,17 @@ struct GgufExport {
   std::function<void(std::int64_t done, std::int64_t all)> tensors_done = {};
 };
 
+/// How many matrices of a file have a type, by the type's name.
+using MatrixTypes = std::map<std::string, std::int64_t>;
+
 /// `model`: a folder or a GGUF file, whose metadata are kept. A folder's experts in MXFP4 stay so. InputError for a
 /// model or a tokenizer that the format has no words for, or a weight that the type cannot hold.
-void export_gguf(const std::filesystem::path& model, const std::filesystem::path& to,
-                 const GgufExport& options, ThreadPool& pool);
+MatrixTypes export_gguf(const std::filesystem::path& model, const std::filesystem::path& to,
+                        const GgufExport& options, ThreadPool& pool);
 
 /// Random weights of a named shape (config.h), of any type, with the tokenizer of a model's folder: for trials at
 /// real size.
-void export_random_gguf(std::string_view shape, const std::filesystem::path& tokenizer,
-                        const std::filesystem::path& to, const GgufExport& options, ThreadPool& pool);
+MatrixTypes export_random_gguf(std::string_view shape, const std::filesystem::path& tokenizer,
+                               const std::filesystem::path& to, const GgufExport& options, ThreadPool& pool);
 
 }  // namespace lode

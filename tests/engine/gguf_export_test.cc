@@ -60,7 +60,8 @@ TEST_F(GgufExportTest, AModelAnswersAsItDid) {
   const std::vector<float> expected = logits_of(original, ids);
   // From a folder, and from the file that came of it.
   const auto f16 = path("f16"), q8 = path("q8"), again = path("again");
-  export_gguf(kPocket, f16, {.type = WeightType::f16}, pool_);
+  const MatrixTypes of_f16 = export_gguf(kPocket, f16, {.type = WeightType::f16}, pool_);
+  EXPECT_EQ(of_f16, (MatrixTypes{{"F16", 43}}));
   export_gguf(kPocket, q8, {.type = WeightType::q8_0}, pool_);
   export_gguf(f16, again, {.type = WeightType::q8_0}, pool_);
   for (const auto& [file, most] : {std::pair{f16, 1e-3}, {q8, 3e-2}, {again, 3e-2}}) {

@@ -72,6 +72,7 @@ class Chat(ProgramTest):
         save = self.folder / "talk.txt"
         lines = f"Who lit it?\n/sources\nWhen?\n/method\n/method full\nAnd then?\n/back\n/save {save}\n/help\n/quit\nnever asked\n"
         result = self.assert_done(run("chat", path, "-n", "6", stdin=lines))
+        self.assertIn("cut off behind token 6, by --predict", result.err)
         for words in ("> Who lit it?", "> When?", "> And then?", "kmeans:", "/method SPEC"):
             self.assertIn(words, result.out)
         self.assertNotIn("never asked", result.out)
@@ -93,6 +94,7 @@ class Chat(ProgramTest):
         path, _ = self.indexed("turns.lode", "--kv-type", "f32")
         talk = self.assert_done(run("chat", path, "-n", "8", "--json", stdin="Who?\nWhen?\nWhere?\n")).json()
         self.assertTrue(talk["chat"])
+        self.assertIn(talk["turns"][0]["ended_by"], ("stop", "predict"))
         redone = self.assert_done(run("chat", path, "-n", "8", "--json", stdin="Who?\n/method full\nWhen?\n/method full\nWhere?\n")).json()
         self.assertEqual([t["answer"] for t in talk["turns"]], [t["answer"] for t in redone["turns"]])
         first = self.assert_done(run("ask", path, "Who?", "-n", "8", "--json")).json()["answers"][0]["answer"]

@@ -335,7 +335,9 @@ class BadTexts(ProgramTest):
             self.assert_refused(run("ask", context, "Who?", empty), "question 2", "empty")
         answers = self.assert_done(run("ask", context, "--json", stdin="Who?\r\n\r\n")).json()["answers"]
         self.assertEqual([a["question"] for a in answers], ["Who?"])
-        self.assertEqual(self.assert_done(run("ask", context, "--json", stdin="\n \n")).json()["answers"], [])
+        blank = self.assert_done(run("ask", context, "--json", stdin="\n \n"))
+        self.assertEqual(blank.json()["answers"], [])
+        self.assertIn("nothing was asked", blank.err)
 
 
 class Outputs(ProgramTest):

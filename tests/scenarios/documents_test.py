@@ -63,6 +63,15 @@ class Growing(ProgramTest):
         self.assert_done(run("ask", grown, "Who rang?", "-n", "4", "--show-sources"))
         self.assert_done(run("verify", grown))
 
+    def test_a_file_that_is_appended_again_is_named(self):
+        first, second = (documents.write(self.place, f"again{i}.txt", part(i)) for i in range(2))
+        grown = self.place / "again.lode"
+        self.index_all("-f", first, "-o", grown)
+        new = self.assert_done(run("index", "--append", grown, "-f", second))
+        self.assertNotIn("twice", new.err)
+        again = self.assert_done(run("index", "--append", grown, "-f", first, "-f", second))
+        self.assertIn("again0.txt and 1 more are there already and will be there twice", again.err)
+
     def test_another_model_appends_nothing(self):
         other = self.place / "model"
         tiny_model.write(other, seed=9)

@@ -3,6 +3,7 @@
 
 import json
 import math
+import pathlib
 import re
 import unittest
 
@@ -268,6 +269,18 @@ class Tune(ProgramTest):
             self.assert_refused(run("tune", "-m", self.model, "-f", self.text, "--check", same, "-o", self.folder / "no.json"),
                                 "--check: expected another text")
         self.assert_refused(run("ask", self.folder / "no.lode", "-a", "plan:nowhere.json", "Who?"), "nowhere.json")
+
+
+class Quantize(ProgramTest):
+    def test_says_what_the_matrices_became(self):
+        """Rows of the shipped model are 384 and 832 numbers long: few of them take blocks of 256."""
+        pocket, file = pathlib.Path(__file__).resolve().parents[2] / "models/pocket", self.folder / "pocket.gguf"
+        result = self.assert_done(run("quantize", "-m", pocket, "-o", file))
+        self.assertIn("matrices: 6 Q4_K, 37 Q8_0", result.out)
+        self.assertIn("37 of 43 matrices have rows that blocks of 256 do not divide", result.err)
+        again = self.assert_done(run("quantize", "-m", file, "-o", self.folder / "f16.gguf", "--type", "F16", "--json"))
+        self.assertEqual(again.json()["matrices"], {"F16": 43})
+        self.assertNotIn("do not divide", again.err)
 
 
 class Bench(ProgramTest):

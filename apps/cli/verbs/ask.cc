@@ -59,12 +59,6 @@ Json start_json() {
   return parts;
 }
 
-/// What ended an answer: a stop string or EOS, the limit of --predict, or the context's room.
-std::string end_of(const Generation& g, std::int64_t most_tokens) {
-  if (g.stopped) return "stop";
-  return std::ssize(g.tokens) == most_tokens ? "predict" : "context";
-}
-
 /// What drafting has brought.
 Json exact_json(const Answer& a) {
   return {{"drafted", a.exact.drafted},
@@ -164,9 +158,7 @@ void remark(const Json& a) {
       fmt::format("{} tokens reused, {} read; looked at {:.2f} % of the KV bytes; {:.2f} s",
                   a["tokens_reused"].get<std::int64_t>(), a["tokens_prefilled"].get<std::int64_t>(),
                   100 * a["density"].get<double>(), seconds);
-  if (a["ended_by"] != "stop")
-    line += fmt::format("; cut off behind token {}, by {}", a["tokens_generated"].get<std::int64_t>(),
-                        a["ended_by"] == "predict" ? "--predict" : "the context's end");
+  line += cut_off(a["ended_by"].get<std::string>(), a["tokens_generated"].get<std::int64_t>());
   if (a.contains("exact"))
     line += fmt::format("; exact: {} of {} drafted tokens accepted in {} dense steps",
                         a["exact"]["accepted"].get<std::int64_t>(), a["exact"]["drafted"].get<std::int64_t>(),
@@ -267,6 +259,8 @@ void run(const AskFlags& flags) {
         ask_all(checked_question(line, "standard input"));
       }
       check_cancel();  // Ctrl-C while waiting ends the reading like an end of input
+      if (answers.empty() && !flags.asked.common.quiet)
+        print_remark("nothing was asked: standard input held no question");
     }
   } catch (...) {
     if (!answers.empty()) show_all();  // what is answered stays answered

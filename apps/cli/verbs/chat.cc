@@ -80,6 +80,7 @@ class Conversation {
   MethodId method_ = kDense;
   std::vector<std::string> turns_;     // question, answer, question, ...
   std::vector<std::int64_t> lengths_;  // tokens of each answer
+  std::vector<std::string> ended_by_;  // each answer
   std::vector<std::string> thoughts_;  // in front of each; the model is not told of them again
 };
 
@@ -134,6 +135,7 @@ void Conversation::ask(const std::string& question) {
   }
   turns_.push_back(g.text);
   lengths_.push_back(std::max<std::int64_t>(1, std::ssize(g.tokens)));
+  ended_by_.push_back(stopped ? "interrupt" : end_of(g, flags_.max_new_tokens));
   thoughts_.push_back(thought);
   stream.end_thoughts();
   say("\n");
@@ -141,8 +143,9 @@ void Conversation::ask(const std::string& question) {
   if (const std::string why = stopped ? "" : prompts_.why_empty(g); !why.empty())
     print_remark("(no answer: " + why + ")");
   if (!stopped && !flags_.asked.common.quiet && people)
-    std::cerr << fmt::format("{}: looked at {:.2f} % of the KV bytes; {:.2f} s\n", spec_.str(),
-                             100 * g.work.density(), g.prompt_seconds + g.decode_seconds);
+    std::cerr << fmt::format("{}: looked at {:.2f} % of the KV bytes; {:.2f} s{}\n", spec_.str(),
+                             100 * g.work.density(), g.prompt_seconds + g.decode_seconds,
+                             cut_off(end_of(g, flags_.max_new_tokens), std::ssize(g.tokens)));
 }
 
 void Conversation::show_sources() {
@@ -183,6 +186,7 @@ void Conversation::save(const std::string& path) const {
 void Conversation::forget(std::size_t turns) {
   turns_.resize(turns_.size() - std::min(turns, turns_.size()));
   lengths_.resize(turns_.size() / 2);
+  ended_by_.resize(turns_.size() / 2);
   thoughts_.resize(turns_.size() / 2);
 }
 
@@ -219,7 +223,8 @@ bool Conversation::obey(const std::string& line) {
 Json Conversation::to_json() const {
   Json turns = Json::array();
   for (std::size_t i = 0; i + 1 < turns_.size(); i += 2) {
-    turns.push_back({{"question", turns_[i]}, {"answer", trimmed(turns_[i + 1])}});
+    turns.push_back(
+        {{"question", turns_[i]}, {"answer", trimmed(turns_[i + 1])}, {"ended_by", ended_by_[i / 2]}});
     if (const std::string& thoughts = thoughts_[i / 2]; !thoughts.empty())
       turns.back()["thoughts"] = thoughts;
   }

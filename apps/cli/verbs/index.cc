@@ -129,6 +129,19 @@ void say_unread(const SourceText& source) {
                     source.unread.size() - kShown));
 }
 
+/// A folder that has grown is often appended in place of being indexed again.
+void say_twice(const SourceText& source, std::size_t before) {
+  const auto added = source.files.begin() + static_cast<std::ptrdiff_t>(before);
+  const auto is_there = [&](const SourceFile& file) {
+    return std::any_of(source.files.begin(), added, [&](const SourceFile& f) { return f.path == file.path; });
+  };
+  const auto first = std::find_if(added, source.files.end(), is_there);
+  if (first == source.files.end()) return;
+  const auto more = std::count_if(first + 1, source.files.end(), is_there);
+  say(fmt::format("{}{} there already and will be there twice", excerpt(first->path),
+                  more > 0 ? fmt::format(" and {} more are", more) : " is"));
+}
+
 SourceText read_sources(const IndexFlags& flags, const std::optional<Earlier>& earlier) {
   ReadOptions options = flags.reading;
   options.headings = flags.headings == "on"    ? ReadOptions::Headings::on
@@ -382,6 +395,7 @@ Json index_text(IndexFlags flags) {
   PrefillLog log(place, context, now);
   begun.restored = log.restore(context, reading.tokens);
   if (!flags.force) expect_own_log(log, place);
+  if (!flags.common.quiet && !flags.append.empty()) say_twice(source, earlier->stored.source.files.size());
   if (!flags.common.quiet) say_read(source, tokens, kv_bytes);
   say_kept(flags, begun, reading, source);
   set_source(context, std::move(source), reading.first_token);

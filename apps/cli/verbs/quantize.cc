@@ -27,6 +27,20 @@ WeightType parse_type(const std::string& text) {
   throw InputError(fmt::format("--type: expected one of {}, found '{}'", names, excerpt(text)));
 }
 
+/// Without it a file of small rows is larger than its type's name says, and nobody knows why.
+void say_others(WeightType type, const MatrixTypes& matrices, const CommonFlags& common) {
+  const std::string wanted(name_of(type));
+  std::int64_t all = 0, others = 0;
+  for (const auto& [name, count] : matrices) {
+    all += count;
+    if (name != wanted && (name == "Q8_0" || name == "F16")) others += count;
+  }
+  if (others > 0 && !common.quiet && !common.json)
+    print_remark(
+        fmt::format("{} of {} matrices have rows that blocks of {} do not divide, so that they are not {}",
+                    others, all, layout_of(type).block, wanted));
+}
+
 void run(const QuantizeFlags& flags) {
   if (flags.model.empty() == flags.shape.empty())
     throw InputError("quantize: expected either -m MODEL or --random SHAPE");
@@ -46,16 +60,20 @@ void run(const QuantizeFlags& flags) {
                                   progress.emplace("writing", all, "tensors", flags.common.progress());
                                 progress->at(done);
                               }};
-  if (flags.model.empty())
-    export_random_gguf(flags.shape, flags.tokenizer, flags.output, options, pool);
-  else
-    export_gguf(flags.model, flags.output, options, pool);
+  const MatrixTypes matrices =
+      flags.model.empty() ? export_random_gguf(flags.shape, flags.tokenizer, flags.output, options, pool)
+                          : export_gguf(flags.model, flags.output, options, pool);
   progress.reset();
   const auto bytes = static_cast<std::int64_t>(std::filesystem::file_size(flags.output));
   if (flags.common.json)
-    print_json({{"output", flags.output}, {"type", std::string(name_of(options.type))}, {"bytes", bytes}});
-  else
-    print_text(fmt::format("{}: {}, {}\n", flags.output, name_of(options.type), human_bytes(bytes)));
+    return print_json({{"output", flags.output},
+                       {"type", std::string(name_of(options.type))},
+                       {"matrices", matrices},
+                       {"bytes", bytes}});
+  std::vector<std::string> counts;
+  for (const auto& [name, count] : matrices) counts.push_back(fmt::format("{} {}", count, name));
+  print_text(fmt::format("{}: {}, matrices: {}\n", flags.output, human_bytes(bytes), join(counts)));
+  say_others(options.type, matrices, flags.common);
 }
 
 }  // namespace
