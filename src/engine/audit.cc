@@ -4,8 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 
+#include "base/relative_error.h"
 #include "base/rng.h"
 
 namespace lode {
@@ -89,15 +89,6 @@ std::string Audit::notice() const {
 void Audit::forget() {
   std::fill(seen_.begin(), seen_.end(), Seen());
   fallen_back_.clear();
-}
-
-double relative_error(const float* a, const float* exact, std::int64_t n) {
-  double difference = 0, norm = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    difference += (static_cast<double>(a[i]) - exact[i]) * (static_cast<double>(a[i]) - exact[i]);
-    norm += static_cast<double>(exact[i]) * exact[i];
-  }
-  return difference == 0 ? 0.0 : std::sqrt(difference / norm);
 }
 
 }  // namespace lode

@@ -59,7 +59,4 @@ class Audit {
   std::vector<Selector*> left_;   // [L] of the running step, once layers fell back
 };
 
-/// |a - exact| / |exact| over n numbers; 0 when both are zero.
-double relative_error(const float* a, const float* exact, std::int64_t n);
-
 }  // namespace lode

@@ -8,8 +8,8 @@
 
 #include "attend/attend.h"
 #include "base/cancel.h"
+#include "base/relative_error.h"
 #include "base/threads.h"
-#include "engine/audit.h"
 #include "kernels/kernels.h"
 
 namespace lode {

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "base/cancel.h"
+#include "base/relative_error.h"
 #include "base/text.h"
 #include "engine/context.h"
 #include "lab/eval/head_probe.h"
@@ -35,17 +36,6 @@ double divergence_of(std::span<const float> logits, double norm, std::span<const
     sum += std::exp(log_p) * (log_p - (logits[i] - norm));
   }
   return sum;
-}
-
-/// |found - exact| / |exact|
-double relative_difference(std::span<const float> found, std::span<const float> exact) {
-  double difference = 0, length = 0;
-  for (std::size_t i = 0; i < exact.size(); ++i) {
-    const double off = static_cast<double>(found[i]) - exact[i];
-    difference += off * off;
-    length += static_cast<double>(exact[i]) * exact[i];
-  }
-  return length == 0 ? 0.0 : std::sqrt(difference / length);
 }
 
 std::ptrdiff_t likeliest_of(std::span<const float> logits) {
@@ -194,7 +184,7 @@ class Probing {
       const std::size_t vocab = exact.size() / count;
       for (std::size_t i = 0; i < count; ++i) {
         const auto of_found = found.subspan(i * vocab, vocab), of_exact = exact.subspan(i * vocab, vocab);
-        error.logits += relative_difference(of_found, of_exact);
+        error.logits += relative_error(of_found.data(), of_exact.data(), std::ssize(of_exact));
         error.loss += log_sum_exp(of_exact) - of_exact[static_cast<std::size_t>(tokens_[begin + i + 1])];
         error.agreement += likeliest_of(of_found) == likeliest_of(of_exact) ? 1 : 0;
       }

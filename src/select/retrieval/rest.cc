@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "base/cancel.h"
+#include "base/relative_error.h"
 #include "base/rng.h"
 #include "base/threads.h"
 #include "kernels/kernels.h"
@@ -69,16 +70,6 @@ float bar_for(const ScoredKeys& found, float bar, const ShareRule& rule) {
   std::nth_element(order.begin(), order.begin() + std::max<std::int64_t>(0, wanted - 1), order.end(),
                    std::greater<>());
   return order[at(std::max<std::int64_t>(0, wanted - 1))];
-}
-
-/// |a - exact| / |exact|
-double relative_error(const float* a, const float* exact, std::int64_t n) {
-  double difference = 0, norm = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    difference += (static_cast<double>(a[i]) - exact[i]) * (static_cast<double>(a[i]) - exact[i]);
-    norm += static_cast<double>(exact[i]) * exact[i];
-  }
-  return difference == 0 ? 0.0 : std::sqrt(difference / norm);
 }
 
 /// One judging query, its output under full attention and under each threshold.

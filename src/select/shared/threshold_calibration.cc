@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/relative_error.h"
 #include "base/threads.h"
 #include "kernels/kernels.h"
 #include "lodestone/attention.h"
@@ -40,15 +41,6 @@ struct Tally {
     return {1.0 - kept / keys, mass / queries, error / queries};
   }
 };
-
-double relative_difference(const float* a, const float* exact, std::int64_t n) {
-  double difference = 0, norm = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    difference += (static_cast<double>(a[i]) - exact[i]) * (static_cast<double>(a[i]) - exact[i]);
-    norm += static_cast<double>(exact[i]) * exact[i];
-  }
-  return difference == 0 ? 0.0 : std::sqrt(difference / norm);
-}
 
 /// Of Thresholds: by level, where thresholds are `few` for so few tokens and `many` for so many.
 std::vector<double> powers_between(const std::vector<double>& few, std::int64_t tokens,
@@ -261,7 +253,7 @@ void ThresholdSelector::Trial::compare(std::int64_t row, const float* output, fl
   if (!std::isfinite(full_lse[at]) || !std::isfinite(lse)) return;  // keys that are not numbers
   const std::int64_t d = layer->geometry_.head_dim;
   tally.mass += std::exp(static_cast<double>(lse) - full_lse[at]);
-  tally.error += relative_difference(output, full.data() + row * d, d);
+  tally.error += relative_error(output, full.data() + row * d, d);
   tally.queries += 1;
 }
 
