@@ -301,9 +301,10 @@ void CudaBatch::enqueue_or_replay(const Pass& pass) {
 /// Everything that a captured pass has taken for granted beside what it looks up.
 std::vector<std::uint64_t> CudaBatch::key_of(const Pass& pass) const {
   const auto number = [](auto n) { return static_cast<std::uint64_t>(n); };
-  std::vector<std::uint64_t> key = {number(pass.count()), number(pass.wants_logits + 2 * pass.wants_largest),
-                                    number(pass.longest_tail), number(pass.longest_near),
-                                    std::bit_cast<std::uint32_t>(rope_scale_)};
+  std::vector<std::uint64_t> key = {
+      number(pass.count()),      number(pass.wants_logits + 2 * pass.wants_largest),
+      number(pass.longest_tail), number(pass.longest_near),
+      number(pass.single()),     std::bit_cast<std::uint32_t>(rope_scale_)};
   for (const Group& group : pass.groups) {
     for (const auto& [document, method] : group.asked) {
       key.push_back(document->number_);
@@ -532,8 +533,8 @@ void CudaBatch::enqueue_mixer(int layer, const Pass& pass) {
   };
   if (recurrent_.recurrent(layer)) {
     const std::size_t rows = pass.narrow ? pass.tokens.size() : 1;
-    const float* const o =
-        recurrent_.run(layer, w, pass.count(), {there(s.states)->data(), rows}, product_of(w, pass));
+    const float* const o = recurrent_.run(layer, w, pass.count(), {there(s.states)->data(), rows},
+                                          pass.single(), product_of(w, pass));
     return add(o, w.delta.out, {});
   }
   cuda::Linear::QkvArguments qkv = qkv_of(w, config_);
@@ -578,8 +579,14 @@ DeltaLayers::Product CudaBatch::product_of(const CudaModel::Layer& w, const Pass
   };
 }
 
+/// Whether nothing but short lists is read beside the choice of generated tokens: then tails are, and what is near.
+bool CudaBatch::all_choose(int layer, const Pass& pass) const {
+  return pass.narrow &&
+         std::ranges::none_of(pass.groups, [&](const Group& g) { return attends_all(g, layer); });
+}
+
 /// Enqueues documents that rows with full attention read, and all tails. Of generated tokens the documents are read
-/// beside stream_, until joined_; where every group chooses keys, so are the tails.
+/// beside stream_, until joined_; where every group chooses keys, so are the tails and what is near.
 std::vector<cuda::StatePlanes> CudaBatch::attend_plain(int layer, const Pass& pass) {
   const Staged& s = *staged_.as<Staged>();
   const cuda::Queries tails = queries(pass, layer, there(s.in_tail)->data(), *there(s.tail_bases));
@@ -593,12 +600,13 @@ std::vector<cuda::StatePlanes> CudaBatch::attend_plain(int layer, const Pass& pa
     attend_prefill(tails, static_cast<std::int32_t>(first.position - first.seam), stream_.get(), precision());
     return planes;
   }
-  const bool all_choose =
-      std::ranges::none_of(pass.groups, [&](const Group& g) { return attends_all(g, layer); });
-  if (all_choose)
+  if (all_choose(layer, pass)) {
     attend_full_beside(tails, pass.longest_tail, tail_workspace_.as<void>(), beside);
-  else
+    for (const Group& group : pass.groups)
+      attend_full_beside(near_of(layer, group), longest_near(pass), tail_workspace_.as<void>(), beside);
+  } else {
     attend_full_decode(tails, pass.longest_tail, workspace_.as<void>(), stream_.get());
+  }
   joined_.record(beside);
   return planes;
 }
@@ -754,6 +762,19 @@ cuda::Queries CudaBatch::of_group(const Group& group, int layer, float* o, float
       .lse = lse == nullptr ? nullptr : lse + row};
 }
 
+/// The same over the keys in front of the seam that are not far.
+cuda::Queries CudaBatch::near_of(int layer, const Group& group) const {
+  const Staged& s = *staged_.as<Staged>();
+  cuda::Queries near = of_group(group, layer, near_.as<float>(), near_lse_.as<float>());
+  near.tokens = there(s.in_near)->data() + group.first;
+  near.bases =
+      layer_bases_there_.as<const char*>() + (std::int64_t{config_.layers} + layer) * kMostSparseTokens;
+  return near;
+}
+std::int64_t CudaBatch::longest_near(const Pass& pass) {
+  return std::max<std::int64_t>(pass.longest_near, 1);
+}
+
 /// What rows with full attention have of their document, which is read once for all of them.
 cuda::StatePlanes CudaBatch::read_document(int layer, const Pass& pass, const Group& group,
                                            cuda::StreamHandle stream) {
@@ -777,12 +798,8 @@ int CudaBatch::attend_chosen(int layer, const Pass& pass, const Group& group, cu
   std::int64_t longest = 0;
   for (const Asked& asked : group.asked) longest = std::max(longest, asked.document->options_.max_tokens);
   attend_rows_decode(far, lists, longest, workspace_.as<void>(), stream);
-  const Staged& s = *staged_.as<Staged>();
-  cuda::Queries near = of_group(group, layer, near_.as<float>(), near_lse_.as<float>());
-  near.tokens = there(s.in_near)->data() + group.first;
-  near.bases =
-      layer_bases_there_.as<const char*>() + (std::int64_t{config_.layers} + layer) * kMostSparseTokens;
-  attend_full_decode(near, std::max<std::int64_t>(pass.longest_near, 1), workspace_.as<void>(), stream);
+  const cuda::Queries near = near_of(layer, group);
+  if (!all_choose(layer, pass)) attend_full_decode(near, longest_near(pass), workspace_.as<void>(), stream);
   states[0] = {far.o, far.lse}, states[1] = {near.o, near.lse}, states[2] = tail;
   return 3;
 }

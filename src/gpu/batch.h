@@ -77,6 +77,8 @@ class CudaBatch final : public GpuBatch {
     std::int64_t longest_tail = 0, longest_near = 0;  ///< rounded up to powers of two
     std::vector<cuda::DeltaRows> states = {};  ///< of each sequence side by side, where layers are recurrent
     int count() const { return static_cast<int>(tokens.size()); }
+    /// Of recurrent layers: whether each token is of a sequence of its own.
+    bool single() const { return states.size() == tokens.size(); }
   };
   /// Of each kind of layers where the tails of tokens lie.
   using TailBases = std::array<std::array<const char*, kWideRows>, LayerKinds::kMost>;
@@ -123,6 +125,7 @@ class CudaBatch final : public GpuBatch {
   void report_masses(int layer, const Pass& pass);
   static bool joins(Group& group, const Asked& asked);
   bool attends_all(const Group& group, int layer) const;
+  bool all_choose(int layer, const Pass& pass) const;
   cuda::StatePlanes read_document(int layer, const Pass& pass, const Group& group, cuda::StreamHandle stream);
   int attend_chosen(int layer, const Pass& pass, const Group& group, cuda::StatePart (&states)[3]);
   void take_logits(const Pass& pass);
@@ -131,6 +134,8 @@ class CudaBatch final : public GpuBatch {
   cuda::Queries queries(const Pass& pass, int layer, const cuda::QueryToken* tokens,
                         const TailBases& bases) const;
   cuda::Queries of_group(const Group& group, int layer, float* o, float* lse) const;
+  cuda::Queries near_of(int layer, const Group& group) const;
+  static std::int64_t longest_near(const Pass& pass);
   template <class T>
   const T* there(const T& staged) const;
   cuda::Precision precision() const {

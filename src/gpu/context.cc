@@ -783,8 +783,8 @@ DeltaLayers::Product CudaContext::product_of(const CudaModel::Layer& w, std::int
 }
 
 void CudaContext::enqueue_recurrence(int layer, const CudaModel::Layer& w, std::int64_t count) {
-  const float* const o =
-      recurrent_.run(layer, w, count, {state_rows_there_.as<cuda::DeltaRows>(), 1}, product_of(w, count));
+  const float* const o = recurrent_.run(layer, w, count, {state_rows_there_.as<cuda::DeltaRows>(), 1},
+                                        /*single=*/count == 1, product_of(w, count));
   linear_.project_out(o, count, w.delta.out, {}, x_.as<float>(), attention_addition(w, config_));
 }
 

@@ -231,13 +231,15 @@ cuda::DeviceWeight rows_of(const cuda::DeviceWeight& whole, const OutputRows& ro
   return part;
 }
 
-/// Matrices that lie one behind the other as one; none where they do not.
-cuda::DeviceWeight in_one(std::span<const cuda::DeviceWeight* const> parts) {
-  cuda::DeviceWeight all = **parts.begin();
-  if (all.tiled()) return {};
-  for (const cuda::DeviceWeight* const part : parts.subspan(1)) {
-    if (!cuda::continues(all, *part)) return {};
-    all.rows += part->rows;
+/// Matrices of the same input, those that lie one behind the other as one. Outputs of a row are then side by side.
+std::vector<cuda::DeviceWeight> joined(std::span<const cuda::DeviceWeight* const> parts) {
+  std::vector<cuda::DeviceWeight> all;
+  for (const cuda::DeviceWeight* const part : parts) {
+    const bool whole = all.empty() || !all.back().tiled() || all.back().rows % cuda::kTileRows == 0;
+    if (!all.empty() && whole && cuda::continues(all.back(), *part))
+      all.back().rows += part->rows;
+    else
+      all.push_back(*part);
   }
   return all;
 }
@@ -530,7 +532,7 @@ CudaModel::Delta CudaModel::take_delta(const DeltaWeights& w, bool decay_log) {
   const auto of_log = +[](float x) { return -std::exp(x); };
   Delta d = {.qkv = take(w.qkv), .z = take(w.z), .b = take(w.b), .a = take(w.a), .out = take(w.out)};
   const cuda::DeviceWeight* const parts[] = {&d.qkv, &d.z, &d.b, &d.a};
-  d.together = in_one(parts);
+  d.joined = joined(parts);
   d.conv = take_numbers(w.conv, 1.0f / static_cast<float>(std::max<std::int64_t>(w.conv.cols, 1)), as_is);
   d.dt_bias = take_numbers(w.dt_bias, 0.0f, as_is);
   d.rate = take_numbers(w.decay, -1.0f, decay_log ? of_log : as_is);

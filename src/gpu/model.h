@@ -19,7 +19,7 @@ class CudaModel final : public GpuModel {
   /// What a recurrent layer has in place of q, k, v and o.
   struct Delta {
     cuda::DeviceWeight qkv, z, b, a, out;
-    cuda::DeviceWeight together;                   ///< qkv, z, b and a, where they are one matrix; or none
+    std::vector<cuda::DeviceWeight> joined;  ///< qkv, z, b and a, those that lie side by side as one matrix
     cuda::DeviceWeight conv, dt_bias, rate, norm;  // float32
   };
   /// What a layer with latent rows has in place of q, k and v.

@@ -71,17 +71,18 @@ cuda::DeltaLayer DeltaLayers::layer_of(const CudaModel::Delta& w) const {
 }
 
 const float* DeltaLayers::run(int layer, const CudaModel::Layer& w, std::int64_t n,
-                              std::span<const cuda::DeltaRows> rows, const Product& product) const {
+                              std::span<const cuda::DeltaRows> rows, bool single,
+                              const Product& product) const {
   const CudaModel::Delta& d = w.delta;
-  const cuda::DeviceWeight* const parts[] = {&d.qkv, &d.z, &d.b, &d.a};
+  const std::int64_t columns[] = {d.qkv.rows, d.z.rows, d.b.rows, d.a.rows};
   cuda::DeltaInput inputs[4];
   float* at = products_.as<float>();
-  const bool together = d.together.data != nullptr;
-  if (together) product(d.together, at);
-  for (int i = 0; i < 4; ++i) {
-    inputs[i] = {at, together ? d.together.rows : parts[i]->rows};
-    if (!together) product(*parts[i], at);
-    at += together ? parts[i]->rows : n * parts[i]->rows;
+  int part = 0;
+  for (const cuda::DeviceWeight& matrix : d.joined) {
+    product(matrix, at);
+    for (std::int64_t column = 0; column < matrix.rows; column += columns[part++])
+      inputs[part] = {at + column, matrix.rows};
+    at += n * matrix.rows;
   }
   cuda::delta_layer(layer_of(d),
                     {.qkv = inputs[0],
@@ -91,6 +92,7 @@ const float* DeltaLayers::run(int layer, const CudaModel::Layer& w, std::int64_t
                      .tokens = n,
                      .rows = rows.data(),
                      .row_count = static_cast<int>(rows.size()),
+                     .single = single,
                      .state = begin_[static_cast<std::size_t>(layer)],
                      .convolved = convolved_.as<float>(),
                      .gates = gates_.as<float>(),

@@ -26,9 +26,9 @@ class DeltaLayers {
   /// Floats of a sequence's state, all layers together.
   static std::int64_t state_floats(const ModelConfig& config);
 
-  /// Of recurrent layers: the input of the layer's last product, [n, values].
+  /// Of recurrent layers: the input of the layer's last product, [n, values]. `single`: no row has more than one token.
   const float* run(int layer, const CudaModel::Layer& w, std::int64_t n,
-                   std::span<const cuda::DeltaRows> rows, const Product& product) const;
+                   std::span<const cuda::DeltaRows> rows, bool single, const Product& product) const;
   /// attention [n, Hq, d] *= sigmoid(gates), where the layer has such.
   void gate(const CudaModel::Layer& w, std::int64_t n, float* attention, const Product& product) const;
 

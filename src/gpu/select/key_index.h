@@ -69,13 +69,19 @@ class StepBudgets {
 
   std::int64_t of(std::int64_t far) const { return budget_.of(far); }
   void begin(const GpuStep& step, const LocalWindow& dense) {
-    for (std::size_t i = 0; i < step.queries.size(); ++i)
-      staged_.as<std::int32_t>()[i] = static_cast<std::int32_t>(
+    for (std::size_t i = 0; i < step.queries.size(); ++i) {
+      const auto budget = static_cast<std::int32_t>(
           of(step.far.empty() ? far_keys(dense, step.queries[i].position) : step.far[i]));
+      std::int32_t& staged = staged_.as<std::int32_t>()[i];
+      has_news_ = has_news_ || staged != budget;
+      staged = budget;
+    }
   }
-  void upload(cuda::StreamHandle stream) const {
+  void upload(cuda::StreamHandle stream) {
     cuda::copy(device_.as<void>(), staged_.as<void>(), device_.bytes(), stream);
+    has_news_ = false;
   }
+  bool has_news() const { return has_news_; }
   const std::int32_t* get() const { return device_.as<std::int32_t>(); }
   std::int64_t bytes() const { return device_.bytes(); }
 
@@ -83,6 +89,7 @@ class StepBudgets {
   Amount budget_;
   cuda::Buffer device_;        // [most_queries]
   cuda::PinnedBuffer staged_;  // the same
+  bool has_news_ = true;
 };
 
 }  // namespace lode

@@ -431,10 +431,13 @@ void LayerSelector::for_pieces(const CallerQueries& queries, const cuda::CallerS
     places.clear();
     for (std::int64_t t = 0; t < count; ++t) places.push_back({0, static_cast<std::int32_t>(position + t)});
     chooser_->prepare(keys(position), stream.stream);
-    staged_.wait();
+    if (std::exchange(is_staged_, false)) staged_.wait();
     chooser_->begin({.queries = places, .phase = phase, .far_limit = limit});
-    chooser_->upload(stream.stream);
-    staged_.record(stream.stream);
+    if (chooser_->has_news()) {
+      chooser_->upload(stream.stream);
+      staged_.record(stream.stream);
+      is_staged_ = true;
+    }
     body({.queries = {.tokens = places_.as<cuda::QueryToken>() + first,
                       .bases = bases_.as<const char*>(),
                       .layout = layout_,

@@ -124,6 +124,7 @@ class LayerSelector {
   cuda::Buffer parts_;                 ///< of tokens that choose together; made when first needed
   cuda::Event used_;                   ///< the last call's work
   cuda::Event staged_;                 ///< copies out of pinned memory that the next call writes
+  bool is_staged_ = false;             ///< whether there were any
   cuda::StreamHandle last_ = nullptr;  ///< the last call's stream
 };
 

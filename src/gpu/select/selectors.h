@@ -118,6 +118,8 @@ class GpuSelector {
     LODE_ASSERT(false);
   }
   virtual void upload(cuda::StreamHandle stream) = 0;
+  /// Whether begin has staged anything that upload has not brought yet, for who calls both before every step.
+  virtual bool has_news() const { return true; }
   /// Whether it has select_together.
   virtual bool chooses_together() const { return false; }
   /// Tokens of a question that may choose together.

@@ -63,6 +63,7 @@ class GpuQuest final : public GpuSelector {
     budgets_.begin(step, dense_);
   }
   void upload(cuda::StreamHandle stream) override { budgets_.upload(stream); }
+  bool has_news() const override { return budgets_.has_news(); }
 
   cuda::RowLists select(int layer, const cuda::Queries& queries, const float*,
                         cuda::StreamHandle stream) override {

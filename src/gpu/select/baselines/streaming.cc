@@ -17,6 +17,7 @@ class GpuStreaming final : public GpuSelector {
   }
   void begin(const GpuStep&) override {}
   void upload(cuda::StreamHandle) override {}
+  bool has_news() const override { return false; }
   cuda::RowLists select(int, const cuda::Queries&, const float*, cuda::StreamHandle) override {
     return {.rows = counts_.as<std::int32_t>(),
             .counts = counts_.as<std::int32_t>(),

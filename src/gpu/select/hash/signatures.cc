@@ -162,6 +162,7 @@ class GpuSignatures final : public GpuSelector {
     if (is_joined_)
       cuda::copy(sets_of_documents_.as<void>(), staged_sets_.as<void>(), staged_sets_.bytes(), stream);
   }
+  bool has_news() const override { return is_joined_ || budgets_.has_news(); }
 
   cuda::RowLists select(int layer, const cuda::Queries& queries, const float*,
                         cuda::StreamHandle stream) override {

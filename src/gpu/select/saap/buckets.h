@@ -35,6 +35,7 @@ class GpuBuckets final : public GpuSelector {
   std::int64_t most_tokens(std::int64_t position, Phase phase) const override;
   void begin(const GpuStep&) override {}
   void upload(cuda::StreamHandle) override {}
+  bool has_news() const override { return false; }
   cuda::RowLists select(int layer, const cuda::Queries& queries, const float* q_unrotated,
                         cuda::StreamHandle stream) override;
   bool attend(int layer, const cuda::Queries& queries, const float* q_unrotated, void* workspace,

@@ -28,6 +28,7 @@
 #include "kernels/cuda/attend/split_plan.h"
 #include "kernels/cuda/device/barrier.cuh"
 #include "kernels/cuda/device/hopper.cuh"
+#include "kernels/cuda/device/kernel_settings.h"
 #include "kernels/cuda/device/per_device.h"
 #include "kernels/cuda/device/scan.cuh"
 #include "kernels/cuda/device/sm_count.h"
@@ -507,8 +508,8 @@ bool launch(ManyParams m, StreamHandle stream) {
   const Params& p = m.attend;
   if (p.group > most_group<T, D>()) return false;
   const int shared = shared_bytes<T, D>(p.group);
-  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                 carveout_for(shared + static_cast<int>(sizeof(Shared)), 2)));
+  prefer_shared_percent(reinterpret_cast<const void*>(kernel),
+                        carveout_for(shared + static_cast<int>(sizeof(Shared)), 2));
   const int each = p.lists_per_head == 1 ? 1 : p.lists_per_head + 1;
   m.units = p.queries.count * p.queries.layout.kv_heads;
   const int most = kThreads / each, rows = (m.units + most - 1) / most;

@@ -13,6 +13,7 @@
 #include "kernels/cuda/attend/prefill.h"
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/element.cuh"
+#include "kernels/cuda/device/kernel_settings.h"
 
 namespace lode::cuda {
 
@@ -186,7 +187,7 @@ void launch(const Queries& queries, int position, const PrefillKeys& keys, const
     throw RunError("attention to rows of " + std::to_string(d) + " numbers in float32: expected a GPU with " +
                    std::to_string(bytes) + " bytes of shared memory for a block, found " +
                    std::to_string(most) + ": use --device cpu");
-  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  allow_shared_bytes(reinterpret_cast<const void*>(kernel), bytes);
   kernel<<<grid, kThreads, static_cast<std::size_t>(bytes), stream>>>(queries, position, keys, place, beside);
   LODE_LAUNCHED();
 }

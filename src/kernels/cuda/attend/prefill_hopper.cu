@@ -11,6 +11,7 @@
 #include "kernels/cuda/attend/prefill.h"
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/hopper_matrix.cuh"
+#include "kernels/cuda/device/kernel_settings.h"
 #include "kernels/cuda/device/matrix.cuh"
 
 namespace lode::cuda {
@@ -398,7 +399,7 @@ bool launch(const Queries& in, int position, const PrefillKeys& keys, const Plac
     return found.maxThreadsPerBlock >= kHostThreads;
   }();
   if (!built) return false;
-  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
+  allow_shared_bytes(reinterpret_cast<const void*>(kernel), kShared);
   const std::int64_t rows = std::int64_t{in.count} * (in.query_heads / in.layout.kv_heads);
   const dim3 grid(static_cast<unsigned>((rows + kRows - 1) / kRows),
                   static_cast<unsigned>(in.layout.kv_heads), static_cast<unsigned>(keys.parts));

@@ -8,6 +8,7 @@
 // into chunks.
 #include "kernels/cuda/attend/prefill.h"
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/kernel_settings.h"
 #include "kernels/cuda/device/matrix.cuh"
 
 namespace lode::cuda {
@@ -297,7 +298,7 @@ bool launch(const Queries& in, int position, const PrefillKeys& keys, const Plac
   const dim3 grid(static_cast<unsigned>((rows + S::kRows - 1) / S::kRows),
                   static_cast<unsigned>(in.layout.kv_heads), static_cast<unsigned>(keys.parts * S::kHalves));
   const auto kernel = prefill_kernel<T, D, Place>;
-  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::kShared));
+  allow_shared_bytes(reinterpret_cast<const void*>(kernel), S::kShared);
   kernel<<<grid, S::kThreads, S::kShared, stream>>>(in, position, keys, place);
   LODE_LAUNCHED();
   return true;

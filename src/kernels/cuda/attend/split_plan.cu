@@ -5,6 +5,7 @@
 #include "kernels/cuda/attend/attend_latent.h"
 #include "kernels/cuda/attend/split_plan.h"
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/kernel_settings.h"
 #include "kernels/cuda/device/sm_count.h"
 #include "lodestone/error.h"
 
@@ -36,9 +37,8 @@ int carveout_for(int shared, int blocks) {
 }
 
 void reserve_shared(const void* kernel, int shared, int occupied, int blocks) {
-  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                 carveout_for(occupied, blocks)));
+  allow_shared_bytes(kernel, shared);
+  prefer_shared_percent(kernel, carveout_for(occupied, blocks));
 }
 
 unsigned reciprocal_of(int parts) {

@@ -46,6 +46,7 @@ struct DeltaCall {
   std::int64_t tokens = 0;  // T
   const DeltaRows* rows = nullptr;  // [row_count] on the GPU; those without tokens are passed over
   int row_count = 0;
+  bool single = false;  ///< no row has more than one token
   /// Where the layer's state begins among those of all layers: inputs [kernel - 1, channels], then [Hv, key_dim,
   /// value_dim].
   std::int64_t state = 0;

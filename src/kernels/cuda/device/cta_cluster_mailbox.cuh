@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/device/hopper.cuh"
+#include "kernels/cuda/device/kernel_settings.h"
 #include "kernels/cuda/device/matrix.cuh"
 
 namespace lode::cuda {
@@ -86,12 +87,10 @@ template <class Kernel>
 void prepare_clusters(Kernel kernel, std::int64_t bytes, int blocks = 2) {
   constexpr std::int64_t kOfProcessor = 228 << 10, kOfAttention = 58;
   const std::int64_t percent = (blocks * (bytes + 3072) * 100 + kOfProcessor - 1) / kOfProcessor;
-  const auto set = [&](cudaFuncAttribute what, std::int64_t value) {
-    LODE_CUDA(cudaFuncSetAttribute(kernel, what, static_cast<int>(value)));
-  };
-  set(cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  set(cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  set(cudaFuncAttributePreferredSharedMemoryCarveout, std::clamp<std::int64_t>(percent, kOfAttention, 100));
+  const void* const there = reinterpret_cast<const void*>(kernel);
+  allow_shared_bytes(there, bytes);
+  allow_wide_clusters(there);
+  prefer_shared_percent(there, static_cast<int>(std::clamp<std::int64_t>(percent, kOfAttention, 100)));
 }
 
 /// Whether this GPU runs such a kernel in clusters of `ranks` blocks: not every part promises more than 8. To

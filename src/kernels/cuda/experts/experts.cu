@@ -172,7 +172,7 @@ void Experts::add_some(const ExpertArguments& a, std::int64_t n, float* x) {
     stream(a, n, x, routing);
   else
     multiply(a, n, x, routing);
-  add_shared(a, n, x);
+  add_shared(a, n, few, x);
   add_sum(a, n, few && a.down.all.tiled(), routing, x);
 }
 
@@ -205,22 +205,37 @@ void Experts::find_routing(const ExpertArguments& a, std::int64_t n, const float
   float* const logits = at(places_.logits);
   const RouterInput input = {logits, a.router_bias, a.choice_bias, a.factors};
   const DeviceWeight& norm = a.router_norm.data != nullptr ? a.router_norm : a.norm;
-  if (few)
-    return route_few(a.plan, {x, norm, a.eps, static_cast<const float*>(a.router.data), input}, n, routing,
-                     stream_);
+  if (few) {
+    const bool gated = gate_is_routed(a, few);
+    return route_few(a.plan,
+                     {.x = x,
+                      .norm = norm,
+                      .eps = a.eps,
+                      .w = static_cast<const float*>(a.router.data),
+                      .input = input,
+                      .shared_gate = gated ? static_cast<const float*>(a.shared_gate.data) : nullptr,
+                      .shared_logits = at(places_.shared_gate)},
+                     n, routing, stream_);
+  }
   norm_rows({x, vector_of(norm), a.eps, n, norm.cols}, at<void>(places_.normed), DType::f32, stream_);
   gemm_f32({at(places_.normed), DType::f32, n, a.norm.cols},
            {a.router.data, a.router.type, a.router.rows, a.router.cols}, {}, false, logits, stream_);
   route(a.plan, input, n, routing, stream_);
 }
 
+/// Whether the router's launch makes the logits of the shared gate, too: it sees the same rows.
+bool Experts::gate_is_routed(const ExpertArguments& a, bool few) {
+  return few && a.shared_gate.data != nullptr && a.router_norm.data == nullptr &&
+         a.shared_gate.type == DType::f32;
+}
+
 /// The feed-forward of every token, to be added with the experts'.
-void Experts::add_shared(const ExpertArguments& a, std::int64_t n, float* x) {
+void Experts::add_shared(const ExpertArguments& a, std::int64_t n, bool few, float* x) {
   if (a.shared.gate.data == nullptr) return;
   Linear::MlpArguments mlp = a.shared;
   mlp.to = at(places_.shared);
   linear_.mlp(mlp, n, x);
-  if (a.shared_gate.data != nullptr)
+  if (a.shared_gate.data != nullptr && !gate_is_routed(a, few))
     linear_.head(x, n, a.norm, a.eps, a.shared_gate, at(places_.shared_gate));
 }
 

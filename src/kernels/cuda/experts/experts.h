@@ -71,7 +71,8 @@ class Experts {
   std::int64_t streamed_at_once(const ExpertArguments& a) const;
   void find_routing(const ExpertArguments& a, std::int64_t n, const float* x, bool few,
                     const Routing& routing);
-  void add_shared(const ExpertArguments& a, std::int64_t n, float* x);
+  static bool gate_is_routed(const ExpertArguments& a, bool few);
+  void add_shared(const ExpertArguments& a, std::int64_t n, bool few, float* x);
   void add_sum(const ExpertArguments& a, std::int64_t n, bool streamed, const Routing& routing, float* x);
   void stream(const ExpertArguments& a, std::int64_t n, const float* x, const Routing& routing);
   void stream_gate_and_up(const ExpertArguments& a, std::int64_t n, const float* x, const Routing& routing);

@@ -185,8 +185,8 @@ __device__ bool is_last(unsigned* arrived) {
 /// row is there.
 class RouterColumns {
  public:
-  __device__ RouterColumns(const RouterRows& in, std::int64_t expert)
-      : gain_{in.norm.data, in.norm.type}, w_(in.w + expert * in.norm.cols), hidden_(in.norm.cols) {
+  __device__ RouterColumns(const RouterRows& in, const float* w /*[D]*/)
+      : gain_{in.norm.data, in.norm.type}, w_(w), hidden_(in.norm.cols) {
 #pragma unroll
     for (int i = 0; i < kHeld; ++i)
       if (column(i) < hidden_) held_gain_[i] = gain_[column(i)], held_[i] = w_[column(i)];
@@ -219,19 +219,23 @@ class RouterColumns {
   float held_gain_[kHeld], held_[kHeld];
 };
 
-/// A block makes the logit of one expert for one row; the last one chooses for all rows and sorts.
+/// A block makes the logit of one expert for one row, those behind all experts that of the shared gate; the last one to
+/// come chooses for all rows and sorts.
 __global__ __launch_bounds__(kThreads) void route_few_kernel(const RouterPlan plan, const RouterRows in,
                                                              const Routing to) {
   extern __shared__ float scratch[];
   __shared__ float2 shared[kWarps];
   __shared__ int chosen[kFewSlots];
   const std::int64_t hidden = in.norm.cols, expert = blockIdx.x, row = blockIdx.y;
+  const bool is_expert = expert < plan.count;
   release_successor();
-  const RouterColumns columns(in, expert);
+  const RouterColumns columns(in, is_expert ? in.w + expert * hidden : in.shared_gate);
   wait_for_predecessor();
   const float2 sums = sums_of_block(columns.sums(in.x + row * hidden), shared);
-  if (threadIdx.x == 0)
-    in.input.logits[row * plan.count + expert] = sums.x / sqrtf(sums.y / static_cast<float>(hidden) + in.eps);
+  if (threadIdx.x == 0) {
+    float* const to = is_expert ? in.input.logits + row * plan.count + expert : in.shared_logits + row;
+    *to = sums.x / sqrtf(sums.y / static_cast<float>(hidden) + in.eps);
+  }
   if (!is_last(to.arrived)) return;
   const int warp = static_cast<int>(threadIdx.x) / 32, n = static_cast<int>(gridDim.y);
   if (warp < n) {
@@ -341,7 +345,8 @@ void route_few(const RouterPlan& plan, const RouterRows& rows, std::int64_t n, c
                                    kFewRows * scratch_words(largest) * 4));
     return true;
   });
-  const dim3 grid(static_cast<unsigned>(plan.count), static_cast<unsigned>(n));
+  const dim3 grid(static_cast<unsigned>(plan.count + (rows.shared_gate != nullptr ? 1 : 0)),
+                  static_cast<unsigned>(n));
   EarlyLaunch(grid, kThreads, scratch_words(plan) * 4 * static_cast<int>(n), 1, stream)(route_few_kernel,
                                                                                         plan, rows, to);
 }

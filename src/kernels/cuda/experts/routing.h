@@ -53,6 +53,9 @@ struct RouterRows {
   float eps = 1e-5f;
   const float* w = nullptr;  // [E, D]
   RouterInput input;         ///< whose logits [n, E] are written
+  /// What else is made of the same rows: the logit that weighs the feed-forward of every token; null: none.
+  const float* shared_gate = nullptr;  // [D]
+  float* shared_logits = nullptr;      // [n]
 };
 
 /// Memory of a routing of up to so many rows, which begins as zeros.

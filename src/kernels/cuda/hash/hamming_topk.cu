@@ -16,6 +16,7 @@
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/element.cuh"
 #include "kernels/cuda/device/hopper.cuh"
+#include "kernels/cuda/device/kernel_settings.h"
 #include "kernels/cuda/device/scan.cuh"
 #include "kernels/cuda/device/sm_count.h"
 #include "kernels/cuda/hash/signatures.h"
@@ -707,8 +708,7 @@ void launch(Params p, std::int64_t lists, std::int64_t max_tokens, StreamHandle 
   const auto shape = [&](int size) {
     fit(p, size, kThreads, max_tokens, sizeof(Score), most_shared_bytes() / 2 - 1024);
     const auto bytes = Places(p, kThreads, sizeof(Score)).end;
-    LODE_CUDA(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+    allow_shared_bytes(reinterpret_cast<const void*>(kernel), bytes);
     config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
     config.blockDim = dim3(kThreads);
     config.gridDim = dim3(static_cast<unsigned>(lists * size), static_cast<unsigned>(p.queries.count));
@@ -721,7 +721,7 @@ void launch(Params p, std::int64_t lists, std::int64_t max_tokens, StreamHandle 
   if (cluster > 8) {
     // More than 8 blocks are not promised by every GPU, and all clusters must find room at once.
     int possible = 0;
-    LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+    allow_wide_clusters(reinterpret_cast<const void*>(kernel));
     if (cudaOccupancyMaxActiveClusters(&possible, kernel, &config) != cudaSuccess) possible = 0;
     cudaGetLastError();
     if (possible < all) shape(8);

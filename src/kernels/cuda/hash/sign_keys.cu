@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/element.cuh"
+#include "kernels/cuda/device/kernel_settings.h"
 #include "kernels/cuda/hash/signatures.h"
 
 namespace lode::cuda {
@@ -122,8 +123,7 @@ constexpr int kActivationBytes = 2 * kPitch * static_cast<int>(sizeof(float));
 template <class T>
 void launch(const Params& p, int layers, StreamHandle stream) {
   const auto shared = static_cast<std::size_t>(p.nets.widest()) * kActivationBytes;
-  LODE_CUDA(cudaFuncSetAttribute(sign_keys_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(shared)));
+  allow_shared_bytes(reinterpret_cast<const void*>(sign_keys_kernel<T>), static_cast<std::int64_t>(shared));
   const dim3 grid(static_cast<unsigned>((p.end - p.begin + kKeys - 1) / kKeys), static_cast<unsigned>(p.sets),
                   static_cast<unsigned>(layers));
   sign_keys_kernel<T><<<grid, kThreads, shared, stream>>>(p);

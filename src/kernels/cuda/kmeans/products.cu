@@ -6,6 +6,7 @@
 // through shared memory, two ahead, and every warp multiplies all of them. blockIdx.y is the head, blockIdx.z a
 // share of the tiles.
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/kernel_settings.h"
 #include "kernels/cuda/device/matrix.cuh"
 #include "kernels/cuda/kmeans/kmeans.h"
 
@@ -233,8 +234,7 @@ template <int kSteps, class Outcome>
 void launch(const Params& p, std::int64_t splits, StreamHandle stream) {
   constexpr int kShared = sizeof(Tiles<kSteps>), kRows = kWarps * 16 * parts_of(kSteps);
   static_assert(kTile * kSteps * 2 % kThreads == 0);
-  LODE_CUDA(cudaFuncSetAttribute(products_kernel<kSteps, Outcome>,
-                                 cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
+  allow_shared_bytes(reinterpret_cast<const void*>(products_kernel<kSteps, Outcome>), kShared);
   const dim3 grid(static_cast<unsigned>((p.rows.count + kRows - 1) / kRows),
                   static_cast<unsigned>(p.rows.heads), static_cast<unsigned>(splits));
   products_kernel<kSteps, Outcome><<<grid, kThreads, kShared, stream>>>(p);

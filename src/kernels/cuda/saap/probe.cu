@@ -75,6 +75,7 @@ class BucketProbe {
     find_tiles();
     fetch_own(warp_, 0);
     columns_ == 1 ? fetch_columns<true>(0) : fetch_columns<false>(0);
+    if (!deep) prefetch_own();
     if (tid_ == 0) open_inboxes();
     __syncwarp();
     arrive_in_cluster();  // others write here after that
@@ -180,6 +181,16 @@ class BucketProbe {
         (hidden ? tile * p_.cut.stride_1 : tile * p_.cut.stride_2 + p_.cut.direct_chunk) * Weights::kFours;
     own_[0].fetch(from + chunk * Weights::kFours);
     if (chunk + 1 < p_.cut.input_chunks) own_[1].fetch(from + (chunk + 1) * Weights::kFours);
+  }
+  /// All rows of own buckets, towards the second-level cache: a warp has one tile of them in registers.
+  __device__ void prefetch_own() const {
+    const std::int64_t tile = std::int64_t{p_.cut.stride_2} * Weights::kFours * 16;
+    const std::byte* const from = net_ + p_.cut.output + rank_ * (p_.cut.bucket_rows / kTile) * tile;
+    constexpr int kLine = 128;
+    const int lines = static_cast<int>(own_buckets_ * tile / kLine);
+#pragma unroll 1
+    for (int i = tid_; i < lines; i += kThreads)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(from + std::int64_t{i} * kLine));
   }
   /// Of this warp's tiles of all buckets, the columns of own hidden units: the next pieces, from one on.
   template <bool kOneChunk>
@@ -519,32 +530,50 @@ class BucketProbe {
       }
       const unsigned bits = __float_as_uint(x + 0.0f);  // one zero
       const unsigned key = keys == 0 || isnan(x) ? 0 : bits >> 31 ? ~bits : bits | 0x80000000u;
-#pragma unroll
-      for (int other = lane_ % 4; other < kRanks; other += 4)
-        send(address_in(at<unsigned>(p_.plan.keys) + bucket, other), key, address_in(&small().keys, other));
+      // A lane has a block to tell of half of the rows.
+      const int half = lane_ / 16, other = lane_ % 16;
+      const auto of_row = [&](int i) { return __shfl_sync(~0u, key, half * 16 + i * 4); };
+      const uint4 four = {of_row(0), of_row(1), of_row(2), of_row(3)};
+      const int place = (rank_ * p_.cut.bucket_rows + group * 8) / 4 + half;
+      if (other < kRanks)
+        send(address_in(at<uint4>(p_.plan.keys) + place, other), four, address_in(&small().keys, other));
     }
     __syncwarp();
   }
 
-  /// A number that no key of the best is below: in every warp's share of the keys as many threads as its part
-  /// of the wanted ones hold a key that is no less than the warp's number, and this is the least of those.
+  /// A number that no key of the best is below: in every warp's share of the keys its part of the wanted ones is no less
+  /// than the warp's number, and this is the least of those. A thread keeps the highest of four parts of its keys. Of few
+  /// the last is found by taking one after the other; of many, the first twelve bits of a number are enough.
   __device__ void find_bar() const {
+    constexpr int kFew = 8;
     const uint4* const keys = at<uint4>(p_.plan.keys);
     const int fours = kRanks * p_.cut.bucket_rows / 4, wanted = (p_.most + kWarps - 1) / kWarps;
-    unsigned highest = 0;
+    uint4 highest = {};
 #pragma unroll 1
     for (int i = tid_; i < fours; i += kThreads) {
       const uint4 some = keys[i];
-      highest = max(max(highest, max(some.x, some.y)), max(some.z, some.w));
+      highest = {max(highest.x, some.x), max(highest.y, some.y), max(highest.z, some.z),
+                 max(highest.w, some.w)};
     }
-    unsigned nth = 0;
+    unsigned bar = 0;
+    if (wanted <= kFew) {
+      unsigned own = max(max(highest.x, highest.y), max(highest.z, highest.w));
 #pragma unroll 1
-    for (int i = 0; i < wanted && wanted <= 32; ++i) {
-      nth = __reduce_max_sync(~0u, highest);
-      const unsigned holders = __ballot_sync(~0u, highest == nth);
-      if (lane_ == __ffs(static_cast<int>(holders)) - 1) highest = 0;
+      for (int i = 0; i < wanted; ++i) {
+        bar = __reduce_max_sync(~0u, own);
+        const unsigned holders = __ballot_sync(~0u, own == bar);
+        if (lane_ == __ffs(static_cast<int>(holders)) - 1) own = 0;
+      }
+    } else {
+#pragma unroll 1
+      for (unsigned bit = 1u << 31; bit >= 1u << 20; bit /= 2) {
+        const unsigned next = bar | bit;
+        const int count =
+            (highest.x >= next) + (highest.y >= next) + (highest.z >= next) + (highest.w >= next);
+        if (__reduce_add_sync(~0u, count) >= wanted) bar = next;
+      }
     }
-    if (lane_ == 0) small().least[warp_] = nth;
+    if (lane_ == 0) small().least[warp_] = bar;
   }
   /// Own buckets, spread over the warps: where the list of each lies that is among the best. Where there are
   /// fewer than wanted, buckets without keys come behind those that have some.

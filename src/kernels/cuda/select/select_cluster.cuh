@@ -6,6 +6,7 @@
 #include <cooperative_groups.h>
 
 #include "kernels/cuda/device/hopper.cuh"
+#include "kernels/cuda/device/kernel_settings.h"
 
 namespace lode::cuda {
 
@@ -54,8 +55,7 @@ int shared_bytes_per_block(Kernel kernel) {
 template <int Cluster, int Threads, class... Args>
 void launch_together(void (*kernel)(Args...), std::int64_t lists, int shared, StreamHandle stream,
                      const Args&... args) {
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
-        "shared memory of a selection");
+  allow_shared_bytes(reinterpret_cast<const void*>(kernel), shared);
   const EarlyLaunch launch({static_cast<unsigned>(lists * Cluster), 1, 1}, Threads, shared, Cluster, stream);
   launch(kernel, args...);
 }

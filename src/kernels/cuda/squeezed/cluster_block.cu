@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/device.h"
+#include "kernels/cuda/device/kernel_settings.h"
 #include "kernels/cuda/device/scan.cuh"
 #include "kernels/cuda/device/sm_count.h"
 #include "kernels/cuda/squeezed/cluster_block.h"
@@ -211,7 +212,7 @@ template <int D, bool kSpreads, Pass kPass>
 void launch_pass(const BlockParams& p, std::int64_t rows, int heads, StreamHandle stream) {
   constexpr int kShared = BlockShape<D, kSpreads>::kShared;
   const auto kernel = pass_kernel<D, kSpreads, kPass>;
-  LODE_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
+  allow_shared_bytes(reinterpret_cast<const void*>(kernel), kShared);
   const dim3 grid(static_cast<unsigned>(rows / kRows), static_cast<unsigned>(heads));
   kernel<<<grid, kHostThreads, kShared, stream>>>(p);
   LODE_LAUNCHED();
