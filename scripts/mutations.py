@@ -40,6 +40,7 @@ class Mutation:
     breaks: str  # what is broken, in one plain sentence
     test: str  # "FOLDER FILTER" of tests/FOLDER, or "scenario_NAME CLASS.TEST"
     seconds: int = 120  # the test's time limit
+    needs: str = ""  # a feature of the CPU, as /proc/cpuinfo names it, without which the test does not run
 
     @property
     def suite(self) -> str:
@@ -73,7 +74,7 @@ def sources_of(suite: str) -> list[pathlib.Path]:
 
 
 def has_test(suite: str, name: str) -> bool:
-    """Whether tests of this name stand in the source: "Suite.Name", "*/Suite.Name/*" of one with parameters."""
+    """Whether tests of this name stand in the source: "Suite.Name", or of one with parameters "*/Suite.Name/*"."""
     parts = [part for part in name.split("/") if "." in part]
     if len(parts) != 1 or parts[0].count(".") != 1 or "*" in parts[0]:
         return False
@@ -81,7 +82,8 @@ def has_test(suite: str, name: str) -> bool:
     texts = [file.read_text(encoding="utf-8") for file in sources_of(suite) if file.is_file()]
     if suite.startswith(SCENARIO):
         return any(re.search(rf"^class {group}\(.*?^    def {test}\(", text, re.M | re.S) for text in texts)
-    return any(re.search(rf"\bTEST(_F|_P)?\(\s*{group},\s*{test}\s*\)", text) for text in texts)
+    kind = "TEST_P" if "/" in name else "TEST(_F)?"
+    return any(re.search(rf"\b{kind}\(\s*{group},\s*{test}\s*\)", text) for text in texts)
 
 
 def faults_of(m: Mutation) -> list[str]:
@@ -165,6 +167,12 @@ def build(targets: set[str], jobs: int) -> tuple[bool, str]:
 
 
 # ---- Running --------------------------------------------------------------------------------------------------------------
+
+
+def can_run(m: Mutation) -> bool:
+    """Whether this machine has what the test needs."""
+    info = pathlib.Path("/proc/cpuinfo")
+    return not m.needs or (info.is_file() and m.needs in info.read_text(encoding="utf-8").split())
 
 
 def run_test(suite: str, names: str, seconds: float) -> tuple[str, str]:
@@ -310,9 +318,13 @@ def main() -> int:
         (ROOT / "docs/results/mutations.md").write_text(table(mutations), encoding="utf-8")
         return 0
     results = read_results()
-    todo = [m for m in chosen(mutations, arguments.names) if arguments.again or not caught(m, results)]
+    wanted = [m for m in chosen(mutations, arguments.names) if arguments.again or not caught(m, results)]
+    todo = [m for m in wanted if can_run(m)]
+    for m in wanted:
+        if not can_run(m):
+            print(f"left out, since this machine has no {m.needs}: {m.id}")
     if not todo:
-        print(f"all {len(mutations)} mistakes were caught before; --again tries them once more")
+        print(f"{len(mutations) - len(wanted)} of {len(mutations)} mistakes were caught before; --again tries them once more")
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     copy_tree()
