@@ -13,6 +13,7 @@
 #include "serve/names.h"
 #include "serve/prompt_text.h"
 #include "serve/specs.h"
+#include "text/blanks.h"
 
 namespace lode::serve {
 namespace {
@@ -174,12 +175,12 @@ TEST(PromptText, OneQuestionIsThatOfAsk) {
   EXPECT_TRUE(alone.stop.empty());
 }
 
-TEST(PromptText, BlanksAtBothEndsAreLeftOut) {
+TEST(Blanks, AreLeftOutAtBothEnds) {
   for (const std::string text : {" \n a b \n", "a", "  ", "a \n b", "\ta\t\tb\t"}) {
     std::string out;
     BlankTrimmer trimmer;
     for (const char c : text) out += trimmer.push({&c, 1});
-    EXPECT_EQ(out, std::string(trimmed(text)));
+    EXPECT_EQ(out, std::string(without_blanks(text)));
   }
 }
 

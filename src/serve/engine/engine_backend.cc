@@ -16,6 +16,7 @@
 #include "serve/engine/source_places.h"
 #include "serve/prompt_text.h"
 #include "serve/specs.h"
+#include "text/blanks.h"
 
 namespace lode::serve {
 
