@@ -52,6 +52,8 @@ struct ContextInfo {
 
 struct NewContext {
   std::string name, text;
+  /// The client gave no name: where it is taken, the next free one with a number is.
+  bool any_name = false;
   bool is_file = false;                 ///< `text` is a file's bytes (PDF, EPUB, text of any encoding ...)
   std::string model;                    ///< an id; empty = the first
   std::string title;                    ///< what people call it (a file's name); empty = the name

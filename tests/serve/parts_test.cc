@@ -87,6 +87,11 @@ TEST(Names, OnlyNamesThatCannotLeaveTheFolder) {
        {"../../etc/passwd", "My book (2).pdf", "", "...", "---", "\xc3\xa4\xc3\xb6", "a\nb"})
     EXPECT_TRUE(is_context_name(context_name_of(file))) << file;
   EXPECT_EQ(context_name_of("My book (2).pdf"), "My-book-2-.pdf");
+  EXPECT_EQ(numbered_name("document", 2), "document-2");
+  EXPECT_EQ(numbered_name("report.pdf", 12), "report-12.pdf");
+  EXPECT_EQ(numbered_name("v1.something", 3), "v1.something-3");
+  const std::string longest(kLongestContextName - 4, 'x');
+  EXPECT_EQ(numbered_name(longest + ".pdf", 2), longest.substr(2) + "-2.pdf");
 }
 
 TEST(Names, PercentDecoding) {
