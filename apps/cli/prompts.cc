@@ -53,7 +53,7 @@ void add_chat_flags(CLI::App& verb, ChatFlags& flags) {
 }
 
 IndexedText indexed_text(const Model& model, const ChatFlags& flags, const std::string& text,
-                         const Attachments& before, std::time_t now) {
+                         const Attachments& before, const std::string& before_path, std::time_t now) {
   const std::string source = flags.chat == "off" ? "" : model.impl().chat_template;
   const std::string where = model.path().string() + ": chat template";
   if (source.empty()) {
@@ -69,7 +69,8 @@ IndexedText indexed_text(const Model& model, const ChatFlags& flags, const std::
                                      .now = now,
                                      .think = flags.think};
   if (const auto known = before.find(DocumentChat::kAttachment); known != before.end()) {
-    const auto earlier = DocumentChat::from_json(known->second.text, "section 'attached/chat'");
+    const auto earlier =
+        DocumentChat::from_json(known->second.text, before_path + ": section 'attached/chat'");
     if (earlier.source == settings.source && earlier.system == settings.system) settings.now = earlier.now;
   }
   const Thinking thinking = thinking_of(settings.think);

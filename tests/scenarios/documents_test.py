@@ -34,6 +34,12 @@ def places_of(path: pathlib.Path) -> tuple[dict, list[tuple[int, int, int]]]:
     return json.loads(found["sources"]), list(struct.iter_unpack("<qii", found["places"]))
 
 
+def day_of(path: pathlib.Path) -> int:
+    """What the chat template took for now, in seconds since 1970."""
+    data = path.read_bytes()
+    return next(json.loads(data[s.offset : s.offset + s.size])["time"] for s in lode_file.sections(data) if s.name == "attached/chat")
+
+
 def part(i: int) -> str:
     return f"Part {i} tells of the harbour. " + "".join(f"In year {i}{n} the bell of tower {n * 7 % 13} rang {n} times. " for n in range(40)) + "\n"
 
@@ -152,6 +158,18 @@ class Growing(ProgramTest):
             said = [process.stderr.readline() for _ in range(3)]
             process.kill()
         self.assertTrue(any(line.startswith("going on after") for line in said), said)
+        other = documents.write(self.place, "other.txt", "A third text. " * 50)
+        for replaced in (log, output):  # an interrupted reading, and then a file, of another text each
+            self.assertTrue(replaced.exists())
+            time.sleep(1)
+            began = int(time.time())
+            self.assert_done(run("index", "-m", dated, "-f", other, "-o", output, "-a", "full", "--force", "--quiet"))
+            self.assertGreaterEqual(day_of(output), began)
+            other = documents.write(self.place, "last.txt", "And a fourth one. " * 200)
+        began = day_of(output)
+        longer = documents.write(self.place, "last.txt", "And a fourth one. " * 220)
+        self.assert_done(run("index", "-m", dated, "-f", longer, "-o", output, "-a", "full", "--force", "--quiet"))
+        self.assertEqual(day_of(output), began, "what is kept of a text says its day")
 
 
 class Kinds(ProgramTest):
