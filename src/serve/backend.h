@@ -91,6 +91,7 @@ struct Question {
       think;           ///< whether the chat template lets the model think first; none: as it does by itself
   std::string effort;  ///< of thinking: low, medium or high; empty: as the template has it
   std::int64_t max_thought_tokens = -1;  ///< then thoughts are ended; -1: no such bound
+  std::string notice;                    ///< what of the request was left aside; Answer::notice says it, too
 };
 
 /// A passage of the document that the answer attended to.

@@ -114,10 +114,11 @@ std::vector<ChatPart> ChatTemplate::render(std::span<const ChatMessage> messages
 namespace {
 
 /// Of a question: whether a model thinks, and how much, is said at its beginning or behind it. None: refused.
-std::optional<std::string> text_told(const ChatTemplate& chat, bool on, const std::string& effort) {
+std::optional<std::string> text_told(const ChatTemplate& chat, std::optional<bool> on,
+                                     const std::string& effort) {
   const std::vector<ChatMessage> question = {{"user", "?"}};
-  const jinja::OrderedJson variables = {
-      {"enable_thinking", on}, {"thinking", on}, {"reasoning_effort", effort}};
+  jinja::OrderedJson variables = {{"reasoning_effort", effort}};
+  if (on) variables.update({{"enable_thinking", *on}, {"thinking", *on}});
   std::string text;
   try {
     for (const ChatPart& part : chat.render(question, true, 0, variables)) text += part.text;
@@ -148,6 +149,9 @@ ChatTemplate::Told ChatTemplate::told(const Thinking& thinking) const {
     told.remark = "the chat template does not know this effort: it was told 'high'";
   else if (little)
     told.remark = "the chat template cannot be told not to think: it was told to think little";
+  else if (!effort.empty() && graded && !thinking.on &&
+           text_told(*this, {}, "high") == text_told(*this, {}, "low"))
+    told.remark = "the chat template heeds an effort only where it is told to think, too: it was left aside";
   else if (!effort.empty() && !graded)
     told.remark = switched ? "the chat template can be told whether to think, but not how much"
                            : "the chat template cannot be told how much to think";

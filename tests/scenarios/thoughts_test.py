@@ -157,8 +157,11 @@ class Thoughts(ProgramTest):
         budget = {**body, "thinking": {"type": "enabled", "budget_tokens": 2}}
         content = server.json("POST", "/v1/messages", budget)["content"]
         self.assertEqual((content[0]["thinking"], content[1]["text"]), ("Hm", "7"))
-        content = server.json("POST", "/v1/messages", {**body, "thinking": {"type": "disabled"}})["content"]
-        self.assertEqual([block["type"] for block in content], ["text"])
+        disabled = {**body, "thinking": {"type": "disabled"}}
+        self.assertEqual([block["type"] for block in server.json("POST", "/v1/messages", disabled)["content"]], ["text"])
+        effort = {"output_config": {"effort": "low"}}
+        self.assertIn("effort' is left aside", server.json("POST", "/v1/messages", {**disabled, **effort})["lodestone"]["notice"])
+        self.assertIn("not how much", server.json("POST", "/v1/messages", {**body, **effort})["lodestone"]["notice"])
 
 
 if __name__ == "__main__":

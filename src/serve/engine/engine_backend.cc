@@ -359,7 +359,8 @@ Request EngineBackend::request_of(Job& job, AutoChoice& chosen) {
   const Thinking thinking = {.on = question.think, .effort = question.effort};
   const Prompt prompt = has_document ? prompting.behind(*job.opened.document, question.turns, thinking)
                                      : prompting.of(question.turns, thinking);
-  job.answer.notice = prompt.notice;
+  job.answer.notice = question.notice;
+  add_notice(job.answer, prompt.notice);
   const bool wanted = has_document && question.want_sources;
   if (wanted) job.no_sources = why_no_sources(*job.opened.document);
   job.want_sources = wanted && job.no_sources.empty();
