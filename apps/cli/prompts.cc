@@ -177,9 +177,16 @@ void Prompts::set_ends(GenerateOptions& options) const {
   options.max_thought_tokens = most_thoughts_.value_or(-1);
 }
 
-std::string Prompts::why_empty(const Generation& answer) const {
+std::string Prompts::why_empty(const Generation& answer, std::int64_t most_tokens) const {
   if (answer.text.find_first_not_of(" \n\t\r") != std::string::npos) return "";
-  if (!answer.stopped && answer.thought_tokens == std::ssize(answer.tokens) && answer.thought_tokens > 0)
+  const bool thinking =
+      !answer.stopped && answer.thought_tokens == std::ssize(answer.tokens) && answer.thought_tokens > 0;
+  if (thinking && answer.thought_tokens < most_tokens)
+    return fmt::format(
+        "the model was still thinking when the context was full, {} tokens behind the question; a larger -c "
+        "gives it more where the model's context goes on, --think-tokens keeps some for the answer",
+        answer.thought_tokens);
+  if (thinking)
     return fmt::format(
         "the model was still thinking when its {} tokens were used up; -n {} gives it more, --think-tokens "
         "keeps some for the answer",

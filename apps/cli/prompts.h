@@ -57,8 +57,8 @@ class Prompts {
   std::vector<TokenId> of(std::span<const std::string> turns) const;
   /// Where an answer ends, and its thoughts.
   void set_ends(GenerateOptions& options) const;
-  /// Why nothing is left of an answer; empty when something is.
-  std::string why_empty(const Generation& answer) const;
+  /// Why nothing is left of an answer of at most so many tokens; empty when something is.
+  std::string why_empty(const Generation& answer, std::int64_t most_tokens) const;
   const std::string& remark() const { return remark_; }  ///< may be empty
 
  private:

@@ -2,6 +2,7 @@
 """A model that thinks before it answers: thoughts are told from the answer by `ask`, `chat` and `serve`."""
 
 import json
+import shutil
 import unittest
 
 import tiny_model
@@ -105,6 +106,24 @@ class Thoughts(ProgramTest):
             for fields in ({}, {"context": "book"}, {"context": "book", "exact": True}):
                 self.openai(server, fields)
                 self.anthropic(server, fields)
+
+    def test_advice_fits_what_ended_the_answer(self):
+        whole = self.ask("--json").json()["answers"][0]
+        room = whole["tokens_reused"] + whole["tokens_prefilled"] + 3
+        full = self.ask("-c", str(room))
+        self.assertRegex(full.err, r"still thinking when the context was full, \d+ tokens behind the question; a larger -c")
+        small = self.folder / "small"  # of so short a context that a message fills it
+        shutil.copytree(self.thinker, small)
+        config = json.loads((small / "config.json").read_text(encoding="utf-8"))
+        (small / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 256}), encoding="utf-8")
+        contexts = self.folder / "none"
+        contexts.mkdir()
+        with Server(contexts, "-m", small, "-a", "full", "--quiet") as server:
+            short = server.chat("x" * 100)["usage"]["prompt_tokens"]
+            reply = server.chat("x" * (100 + 256 - short - 3))
+            self.assertEqual(reply["choices"][0]["finish_reason"], "length")
+            self.assertIn("still thinking when the context was full", reply["lodestone"]["notice"])
+            self.assertIn("max_tokens does not", reply["lodestone"]["notice"])
 
     def openai(self, server, fields, marks=2):
         reply = server.chat("Who?", **fields)
