@@ -62,12 +62,12 @@ ChatTokens ChatTokens::of(const Tokenizer& tokenizer, std::span<const TokenId> b
   return {text_of(tokenizer, bos), text_of(tokenizer, eos)};
 }
 
-Thinking thinking_of(std::string_view word) {
+Thinking thinking_of(std::string_view word, std::string_view where) {
   if (word.empty()) return {};
   if (word == "on" || word == "off") return {.on = word == "on", .effort = {}};
   if (word != "low" && word != "medium" && word != "high")
     throw InputError(
-        fmt::format("thinking: expected on, off, low, medium or high, found '{}'", excerpt(word)));
+        fmt::format("{}: expected on, off, low, medium or high, found '{}'", where, excerpt(word)));
   return {.on = true, .effort = std::string(word)};
 }
 
@@ -232,11 +232,13 @@ DocumentChat::Settings DocumentChat::from_json(std::string_view json, const std:
   const std::string role = json_string(parsed, "document_role", where);
   if (role != "user" && role != "system")
     throw InputError(fmt::format("{}: field 'document_role': expected user or system, found another", where));
+  const std::string think = json_has(parsed, "think") ? json_string(parsed, "think", where) : "";
+  thinking_of(think, where + ": field 'think'");
   return {.source = json_string(parsed, "template", where),
           .system = json_string(parsed, "system", where),
           .document_in_system = role == "system",
           .now = json_int(parsed, "time", where, 0, std::int64_t{1} << 40),
-          .think = json_has(parsed, "think") ? json_string(parsed, "think", where) : ""};
+          .think = think};
 }
 
 /// A rendered conversation, and where the document lies in it.

@@ -216,6 +216,13 @@ TEST_F(Chat, RefusesTemplatesThatChangeTheDocument) {
       false, "Be brief.");
   EXPECT_THROW(no_system.head("text"), InputError);
   EXPECT_THROW(DocumentChat::from_json("{}", "t"), InputError);
+  try {
+    DocumentChat::from_json(
+        R"({"template": "", "system": "", "document_role": "user", "time": 0, "think": "much"})", "a.lode");
+    ADD_FAILURE() << "expected a word that is known";
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("a.lode: field 'think': expected on, off"));
+  }
   EXPECT_THROW(
       DocumentChat::from_json(R"({"template": "", "system": "", "document_role": "x", "time": 0})", "t"),
       InputError);
