@@ -379,6 +379,10 @@ class Several(ProgramTest):
 class Refused(ProgramTest):
     """What cannot be read is named, with what to do about it; hostile_test.py has what was made to harm."""
 
+        otherwise = self.folder / "otherwise.lode"
+        self.assert_done(run("index", "-m", tiny_model.write(self.folder / "otherwise", seed=2), "-f", self.text, "-o", otherwise, "--quiet"))
+        refused = self.assert_refused(run("ask", first, otherwise, "Who?", "--union"), "otherwise.lode", "leave --union out")
+        self.assertNotIn("-m", refused.err.split())
     def refused(self, data: bytes | str, *mentions: str):
         path = documents.write(self.folder, "some.file", data)
         self.assert_refused(run("index", "-m", self.model, "-f", path, "-o", self.folder / "never.lode", "--quiet"), *mentions)
