@@ -104,7 +104,10 @@ class Chat(ProgramTest):
         self.assert_refused_in_chat(path, f"/save {save}\n", "a new file")
         self.assert_refused_in_chat(path, "/nonsense\n", "/sources")
         self.assert_refused_in_chat(path, "/sources\n", "a question before it")
-        self.assert_refused_in_chat(path, "/method nonsense\n", "nonsense")
+        self.assert_refused_in_chat(path, "/method nonsense\n", "and auto where")
+        self.assertIn("> When?\n", self.assert_done(run("chat", path, "-n", "2", stdin="/method full\n/method auto\nWhen?\n")).out)
+        stopped = run("chat", path, "-n", "2", "--json", stdin="Who?\n/nonsense\nnever asked\n")
+        self.assertEqual((stopped.code, [turn["question"] for turn in stopped.json()["turns"]]), (2, ["Who?"]))
 
     def assert_refused_in_chat(self, path, lines, mention):
         result = run("chat", path, "-n", "2", stdin=lines)
