@@ -255,9 +255,12 @@ class Kinds(ProgramTest):
         text = self.read('<!-- x --><!DOCTYPE html><html><head><title>T &eacute;</title><style>p{}</style><script>bad()</script></head>\n<body>\n'
                          "<h1>Hello</h1>\n\n<p>Some <b>bold</b>\n text&nbsp;&amp; more.</p><ul><li>one<li>two</ul><table><tr><th>a<td>b</tr></table>"
                          "<pre>x\n  y</pre><p>last</body></html>")
-        self.assertEqual(text, "T é\n\n# Hello\n\nSome bold text\u00a0& more.\n\n- one\n- two\n\na | b\n\nx\n  y\n\nlast\n")
+        self.assertEqual(text, "# T é\n\n# Hello\n\nSome bold text\u00a0& more.\n\n- one\n- two\n\na | b\n\nx\n  y\n\nlast\n")
         self.assertEqual(self.place("# Hello"), (0, 3))
         self.assertEqual(self.place("Some bold"), (0, 5))
+        same = "<html><head><title>The\n lamp</title></head><body><svg><h1>x</h1></svg><div><h1>The <b>lamp</b></h1></div><p>It burns.</body></html>"
+        self.assertEqual(self.read(same), "# The lamp\n\nIt burns.\n")
+        self.assertEqual(self.read(same.replace("The <b>", "A <b>")), "# The lamp\n\n# A lamp\n\nIt burns.\n")
         page = '<html><head><meta charset="iso-8859-1"></head><body>Größe</body></html>'
         self.assertEqual(self.read(page.encode("latin-1")), "Größe\n")
         self.assertEqual(self.read("<html><body>Größe, Maß und Höhe für alle Fälle</body></html>".encode("latin-1")), "Größe, Maß und Höhe für alle Fälle\n")
