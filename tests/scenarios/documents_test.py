@@ -277,8 +277,12 @@ class Kinds(ProgramTest):
         deleted = "<w:p><w:del><w:r><w:delText>gone</w:delText></w:r></w:del><w:ins><w:r><w:t>kept</w:t></w:r></w:ins></w:p>"
         file = documents.docx(p("A title", "Heading1") + p("First &lt;paragraph&gt;.") + table + deleted + p("On page two.", more=break_here),
                               footnotes=f'<w:footnote w:id="2">{p("A note.")}</w:footnote>')
-        self.assertEqual(self.read(file), "# A title\n\nFirst <paragraph>.\n\none | two\n\nkept\n\nOn page two.\n\n[2] A note.\n")
+        self.assertEqual(self.read(file), "# A title\n\nFirst <paragraph>.\n\none | two\n\nkept\n\nOn page two.\n\n[1] A note.\n")
         self.assertEqual(self.place("On page two")[0], 2)
+        notes = {kind: [f'<w:{kind} w:id="{i}">{p(f"{kind} {i}")}</w:{kind}>' for i in (2, 3)] for kind in ("footnote", "endnote")}
+        body = "".join(p(f"Text {i}", more=f'<w:{kind}Reference w:id="{i}"/>') for kind, i in (("footnote", 3), ("endnote", 2), ("footnote", 2)))
+        file = documents.docx(body, footnotes="".join(notes["footnote"]), endnotes="".join(notes["endnote"]))
+        self.assertEqual(self.read(file), "[1]Text 3\n\n[2]Text 2\n\n[3]Text 2\n\n[3] footnote 2\n\n[1] footnote 3\n\n[2] endnote 2\n\n[4] endnote 3\n")
 
     def test_odt(self):
         body = ('<text:tracked-changes><text:p>gone</text:p></text:tracked-changes><text:h text:outline-level="2">Head</text:h><text:p>One\n <text:s text:c="2"/>two.'
@@ -375,6 +379,10 @@ class Several(ProgramTest):
         self.assert_refused(run("ask", first, second), "expected questions")
         self.assert_refused(run("ask", first, second, "Who?", "--union", "-a", "h2o", "--quiet"), "learns from the prefill")
         self.assert_refused(run("ask", first, second, "Who?", "--union", "-c", str(max(self.tokens) + 100)), "fewer than")
+        otherwise = self.folder / "otherwise.lode"
+        self.assert_done(run("index", "-m", tiny_model.write(self.folder / "otherwise", seed=2), "-f", self.text, "-o", otherwise, "--quiet"))
+        refused = self.assert_refused(run("ask", first, otherwise, "Who?", "--union"), "otherwise.lode", "leave --union out")
+        self.assertNotIn("-m", refused.err.split())
         other = self.index("other.lode", "--kv-type", "f16")
         self.assert_refused(run("ask", first, other, "Who?", "--union"), "other.lode", "f32")
 
@@ -382,10 +390,6 @@ class Several(ProgramTest):
 class Refused(ProgramTest):
     """What cannot be read is named, with what to do about it; hostile_test.py has what was made to harm."""
 
-        otherwise = self.folder / "otherwise.lode"
-        self.assert_done(run("index", "-m", tiny_model.write(self.folder / "otherwise", seed=2), "-f", self.text, "-o", otherwise, "--quiet"))
-        refused = self.assert_refused(run("ask", first, otherwise, "Who?", "--union"), "otherwise.lode", "leave --union out")
-        self.assertNotIn("-m", refused.err.split())
     def refused(self, data: bytes | str, *mentions: str):
         path = documents.write(self.folder, "some.file", data)
         self.assert_refused(run("index", "-m", self.model, "-f", path, "-o", self.folder / "never.lode", "--quiet"), *mentions)
