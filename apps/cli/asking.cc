@@ -28,8 +28,6 @@ namespace lode::cli {
 
 namespace {
 
-constexpr const char* kBlanks = " \n\t\r";  // a line of a file from Windows ends with \r
-
 std::shared_ptr<const Model> model_of(const AskedFlags& flags, const ContextMeta& meta) {
   ModelFlags model = flags.model;
   if (model.model.empty()) {
@@ -225,9 +223,7 @@ void build_missing(const AskedFlags& flags, Context& context, const std::vector<
 }
 
 std::string trimmed(const std::string& text) {
-  const auto begin = text.find_first_not_of(kBlanks);
-  if (begin == std::string::npos) return "";
-  return text.substr(begin, text.find_last_not_of(kBlanks) - begin + 1);
+  return std::string(without_blanks(text));
 }
 
 std::string checked_question(const std::string& text, const std::string& where) {
@@ -276,14 +272,10 @@ void AnswerStream::end_thoughts() {
 }
 
 void AnswerStream::push(std::string_view text) {
-  held_ += text;
-  if (!begun_) held_.erase(0, std::min(held_.find_first_not_of(kBlanks), held_.size()));
-  const std::size_t end = held_.find_last_not_of(kBlanks);
-  if (end == std::string::npos) return;
-  begun_ = true;
+  const std::string ready = trimmer_.push(text);
+  if (ready.empty()) return;
   end_thoughts();
-  print_text(std::string_view(held_).substr(0, end + 1));
-  held_.erase(0, end + 1);
+  print_text(ready);
 }
 
 }  // namespace lode::cli

@@ -8,6 +8,7 @@
 
 #include "cli.h"
 #include "prompts.h"
+#include "text/blanks.h"
 
 namespace lode::cli {
 
@@ -80,8 +81,7 @@ class AnswerStream {
  private:
   enum class Thoughts { hidden, dim, printed } thoughts_;
   bool thinking_ = false;
-  std::string held_;
-  bool begun_ = false;
+  BlankTrimmer trimmer_;
 };
 /// "--show-thoughts".
 void add_thoughts_flag(CLI::App& verb, bool& show);

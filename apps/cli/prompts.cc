@@ -53,7 +53,7 @@ void add_chat_flags(CLI::App& verb, ChatFlags& flags) {
 }
 
 IndexedText indexed_text(const Model& model, const ChatFlags& flags, const std::string& text,
-                         const Attachments& before, std::time_t now) {
+                         const Attachments& before, const std::string& before_path, std::time_t now) {
   const std::string source = flags.chat == "off" ? "" : model.impl().chat_template;
   const std::string where = model.path().string() + ": chat template";
   if (source.empty()) {
@@ -69,7 +69,8 @@ IndexedText indexed_text(const Model& model, const ChatFlags& flags, const std::
                                      .now = now,
                                      .think = flags.think};
   if (const auto known = before.find(DocumentChat::kAttachment); known != before.end()) {
-    const auto earlier = DocumentChat::from_json(known->second.text, "section 'attached/chat'");
+    const auto earlier =
+        DocumentChat::from_json(known->second.text, before_path + ": section 'attached/chat'");
     if (earlier.source == settings.source && earlier.system == settings.system) settings.now = earlier.now;
   }
   const Thinking thinking = thinking_of(settings.think);
@@ -176,9 +177,16 @@ void Prompts::set_ends(GenerateOptions& options) const {
   options.max_thought_tokens = most_thoughts_.value_or(-1);
 }
 
-std::string Prompts::why_empty(const Generation& answer) const {
+std::string Prompts::why_empty(const Generation& answer, std::int64_t most_tokens) const {
   if (answer.text.find_first_not_of(" \n\t\r") != std::string::npos) return "";
-  if (!answer.stopped && answer.thought_tokens == std::ssize(answer.tokens) && answer.thought_tokens > 0)
+  const bool thinking =
+      !answer.stopped && answer.thought_tokens == std::ssize(answer.tokens) && answer.thought_tokens > 0;
+  if (thinking && answer.thought_tokens < most_tokens)
+    return fmt::format(
+        "the model was still thinking when the context was full, {} tokens behind the question; a larger -c "
+        "gives it more where the model's context goes on, --think-tokens keeps some for the answer",
+        answer.thought_tokens);
+  if (thinking)
     return fmt::format(
         "the model was still thinking when its {} tokens were used up; -n {} gives it more, --think-tokens "
         "keeps some for the answer",

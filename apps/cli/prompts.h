@@ -28,10 +28,10 @@ struct ChatFlags {
 };
 void add_chat_flags(CLI::App& verb, ChatFlags& flags);
 
-/// What is indexed of a text. `before`: the attachments of an earlier file of the same name: the day that its template
-/// was told of stays. Else it is told of `now`.
+/// What is indexed of a text. `before`: the attachments of the file at `before_path`, which holds some of it: the day
+/// that its template was told of stays. Else it is told of `now`.
 IndexedText indexed_text(const Model& model, const ChatFlags& flags, const std::string& text,
-                         const Attachments& before, std::time_t now);
+                         const Attachments& before, const std::string& before_path, std::time_t now);
 
 /// Of `ask` and `chat`.
 struct PromptFlags {
@@ -57,8 +57,8 @@ class Prompts {
   std::vector<TokenId> of(std::span<const std::string> turns) const;
   /// Where an answer ends, and its thoughts.
   void set_ends(GenerateOptions& options) const;
-  /// Why nothing is left of an answer; empty when something is.
-  std::string why_empty(const Generation& answer) const;
+  /// Why nothing is left of an answer of at most so many tokens; empty when something is.
+  std::string why_empty(const Generation& answer, std::int64_t most_tokens) const;
   const std::string& remark() const { return remark_; }  ///< may be empty
 
  private:

@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "base/text.h"
 #include "cluster/rank_prefill.h"
 #include "cluster/save_shards.h"
@@ -30,17 +32,20 @@ std::int64_t host_memory(const ServingFlags& flags) {
   return available > 0 ? available / 2 : std::int64_t{1} << 40;
 }
 
-/// What documents and questions may take of a GPU that has the models.
-void share_gpu(serve::EngineOptions& options, std::int64_t step_bytes, const ServingFlags& flags,
-               const CommonFlags& common) {
+/// What documents and questions may take of a GPU that has the models. `before`: what was free without them.
+void share_gpu(serve::EngineOptions& options, std::int64_t step_bytes, std::int64_t before,
+               const ServingFlags& flags, const CommonFlags& common) {
   const std::int64_t asked = asked_memory(flags);
-  const serve::GpuShares shares =
-      serve::share_gpu(gpu_info().free_bytes, step_bytes, std::ssize(options.on_gpu), asked);
+  std::int64_t free = gpu_info().free_bytes;
+  if (!flags.gpu_memory.empty())
+    free = std::clamp<std::int64_t>(parse_bytes(flags.gpu_memory, "--gpu-memory") - (before - free), 0, free);
+  const serve::GpuShares shares = serve::share_gpu(free, step_bytes, std::ssize(options.on_gpu), asked);
   if (shares.documents <= 0 || shares.questions <= 0)
     throw InputError(fmt::format(
         "serve: expected GPU memory for documents and questions beside the weights, found {} of which a step "
-        "takes {}: fewer models, or --device cpu",
-        human_bytes(gpu_info().free_bytes), human_bytes(step_bytes)));
+        "takes {}: fewer models, {}or --device cpu",
+        human_bytes(free), human_bytes(step_bytes),
+        flags.gpu_memory.empty() ? "" : "a larger --gpu-memory, "));
   options.library.gpu_memory = shares.documents;
   options.gpu_question_memory = shares.questions;
   if (asked > shares.documents && !common.quiet)
@@ -92,6 +97,9 @@ void add_serving_flags(CLI::App& verb, ServingFlags& flags) {
           "closed first, their files stay; questions about others wait for room")
       ->check(byte_size())
       ->default_str("half of what is free; of a GPU what weights and questions leave");
+  verb.add_option("--gpu-memory", flags.gpu_memory,
+                  "limit of GPU memory for weights, documents and questions together, e.g. 24GiB")
+      ->check(byte_size());
 }
 
 namespace {
@@ -105,7 +113,7 @@ serve::RankEngine::Models load_models(const ServingFlags& flags, const CommonFla
   return serve::load_models(paths, common.threads);
 }
 
-serve::EngineOptions options_of(const ServingFlags& flags) {
+serve::EngineOptions options_of(const ServingFlags& flags, const CommonFlags& common) {
   fill_template(flags.question_template, "", "--template");  // refused before anything is loaded
   serve::EngineOptions options;
   options.library.folder = flags.contexts;
@@ -116,6 +124,7 @@ serve::EngineOptions options_of(const ServingFlags& flags) {
   options.library.specs = parse_specs(named);
   options.library.automatic = named.empty() || named.size() < flags.specs.size();
   options.library.kv_type = parse_dtype(flags.kv_type);
+  expect_gpu(device_of(common, options.library.kv_type), flags.gpu_memory, "auto", "");
   options.scheduler.max_sequences = flags.parallel;
   options.scheduler.max_queued = flags.queue;
   options.question_template = flags.question_template;
@@ -132,7 +141,7 @@ void expect_shared_methods(const serve::RankEngine::Models& models, const std::v
 }  // namespace
 
 std::unique_ptr<serve::EngineBackend> make_backend(const ServingFlags& flags, const CommonFlags& common) {
-  serve::EngineOptions options = options_of(flags);
+  serve::EngineOptions options = options_of(flags, common);
   if (ranks() != nullptr && flags.specs.empty() && !common.quiet)
     print_remark(
         "several ranks measure no method: new documents are asked by full attention; -a names methods to "
@@ -146,18 +155,19 @@ std::unique_ptr<serve::EngineBackend> make_backend(const ServingFlags& flags, co
   options.library.memory = host_memory(flags);
   if (device_of(common, options.library.kv_type) == Device::cuda) {
     if (ranks() != nullptr) throw InputError("over several ranks: expected --device cpu, found cuda");
+    const std::int64_t before = gpu_info().free_bytes;
     std::int64_t step_bytes = 0;
     for (const auto& [id, there] : models_on_gpu(models, options.library.kv_type, common)) {
       options.on_gpu.emplace(id, there.model);
       step_bytes += there.step_bytes;
     }
-    if (!options.on_gpu.empty()) share_gpu(options, step_bytes, flags, common);
+    if (!options.on_gpu.empty()) share_gpu(options, step_bytes, before, flags, common);
   }
   return std::make_unique<serve::EngineBackend>(models, std::move(options));
 }
 
 void follow_backend(const ServingFlags& flags, const CommonFlags& common) {
-  const serve::EngineOptions options = options_of(flags);
+  const serve::EngineOptions options = options_of(flags, common);
   const auto models = load_models(flags, common);
   serve::RankEngine(*ranks(), models, options.scheduler, options.question_template).follow();
 }

@@ -13,7 +13,7 @@ namespace lode::cli {
 
 struct ServingFlags {
   std::vector<std::string> models, specs;
-  std::string contexts, kv_type = "f16", cache_memory;
+  std::string contexts, kv_type = "f16", cache_memory, gpu_memory;
   std::string question_template = kQuestionTemplate;
   int parallel = 16, queue = 256;
 };

@@ -171,7 +171,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """All of it, without the stop; waits until the answer has ended, and raises what made it fail."""
+        """All of it, without the stop and the blanks around it; waits until the answer has ended, and raises what made it fail."""
         return self._stream.text
 
     @property
@@ -246,7 +246,7 @@ class Document:
 
         progress(tokens_done, tokens, layers_indexed, layers) is called between chunks. kv_type: f32, f16, bf16 or q8.
         max_tokens: document, question and answer together, 0 = the model's own limit. seed: of methods that draw numbers.
-        InputError when the text is longer, or a spec is unknown; KeyboardInterrupt on Ctrl-C.
+        InputError when the text is empty or longer, or a spec is unknown; KeyboardInterrupt on Ctrl-C.
         """
         return cls(_Document.read(model._model, text, _many(specs), kv_type, max_tokens, seed, progress))
 
@@ -316,7 +316,7 @@ class Document:
         sources: find the passages that the answer rests on (Answer.sources) while it is given, which costs time at each token;
         else they are found when they are first asked for.
         max_thought_tokens: of a model that thinks before it answers: behind so many its thoughts are ended; None = no such bound.
-        InputError when the document is not indexed for `attention`, or has no room for question and answer.
+        InputError when the question is empty, the document is not indexed for `attention`, or it has no room for question and answer.
         """
         if max_thought_tokens is not None and max_thought_tokens < 0:
             raise InputError(f"ask: expected max_thought_tokens of 0 or more, or None, found {max_thought_tokens}")

@@ -11,6 +11,7 @@
 #include "lodestone/error.h"
 #include "lodestone/sources.h"
 #include "model.h"
+#include "text/blanks.h"
 #include "text/question_template.h"
 
 namespace lode::python {
@@ -31,6 +32,9 @@ class Stream {
       : document_(std::move(document)), shared_(std::make_shared<Shared>()) {
     if (max_new_tokens < 1)
       throw InputError("ask: expected max_new_tokens of 1 or more, found " + std::to_string(max_new_tokens));
+    if (without_blanks(question).empty())
+      throw InputError("ask: expected a question, found " +
+                       std::string(question.empty() ? "an empty one" : "blanks alone"));
     document_->here();
     InCallback::check_outside();
     Request request;
@@ -52,7 +56,9 @@ class Stream {
       without_sources_ = {.request = request, .form = form};
     request.options.on_text = [shared = shared_](std::string_view piece) {
       const std::lock_guard lock(shared->mutex);
-      shared->pieces.emplace_back(piece);
+      std::string ready = shared->trimmer.push(piece);
+      if (ready.empty()) return;
+      shared->pieces.push_back(std::move(ready));
       shared->wake.notify_all();
     };
     attention_ = request.attention.str();
@@ -115,6 +121,7 @@ class Stream {
     std::mutex mutex;
     std::condition_variable wake;
     std::deque<std::string> pieces;
+    BlankTrimmer trimmer;  ///< as `lodestone ask` prints an answer
   };
 
   std::vector<TokenId> prompt_of(const std::string& form, const std::string& question) const {
@@ -218,7 +225,8 @@ void bind_stream(nb::module_& m) {
       .def("cancel", &Stream::cancel, "Ends the answer at the next token.")
       .def_prop_ro("attention", &Stream::attention, "The spec that the answer attends by.")
       .def_prop_ro(
-          "text", [](Stream& s) { return s.answer().generation.text; }, "The whole text; waits.")
+          "text", [](Stream& s) { return std::string(without_blanks(s.answer().generation.text)); },
+          "The whole text without the blanks around it; waits.")
       .def_prop_ro(
           "thoughts", [](Stream& s) { return s.answer().generation.thoughts; },
           "What the model thought before it answered; empty: nothing. Waits.")

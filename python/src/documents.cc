@@ -17,6 +17,7 @@
 #include "lodestone/error.h"
 #include "model.h"
 #include "model/config.h"
+#include "text/blanks.h"
 
 namespace lode::python {
 
@@ -49,6 +50,9 @@ std::shared_ptr<PyDocument> read_document(std::shared_ptr<PyModel> model, const 
   model->process.check("Model");
   InCallback::check_outside();
   check_room("read", max_tokens);
+  if (without_blanks(text).empty())
+    throw InputError("read: expected a text, found " +
+                     std::string(text.empty() ? "an empty one" : "blanks alone"));
   DocumentOptions options = {.kv_type = parse_dtype(kv_type), .max_tokens = max_tokens, .seed = seed};
   for (const std::string& spec : specs) {
     if (parse_auto(spec))

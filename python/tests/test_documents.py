@@ -41,7 +41,8 @@ def test_an_answer_under_a_method_and_under_full(document):
 
 
 def test_streaming_gives_the_same_text(document):
-    assert "".join(document.ask(QUESTION, stream=True)) == document.ask(QUESTION).text
+    whole = document.ask(QUESTION).text
+    assert "".join(document.ask(QUESTION, stream=True)) == whole == whole.strip()  # as `lodestone ask` prints it
 
 
 def test_saved_and_loaded(document, model, tmp_path):
@@ -93,6 +94,11 @@ def test_errors_are_sentences(model, document, tmp_path):
         document.ask("x", template="no place")
     with pytest.raises(lodestone.InputError, match="max_tokens"):
         lodestone.Document.read(model, "a text", max_tokens=-3)
+    for empty in ("", " \n\t"):
+        with pytest.raises(lodestone.InputError, match="read: expected a text"):
+            lodestone.Document.read(model, empty)
+        with pytest.raises(lodestone.InputError, match="ask: expected a question"):
+            document.ask(empty)
     assert issubclass(lodestone.InputError, ValueError) and issubclass(lodestone.RunError, RuntimeError)
 
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 
 #include "documents/archive.h"
 #include "documents/readers.h"
@@ -50,11 +51,17 @@ class Reader {
     if (e.name == "w:pPr") in_properties_ = !e.empty;
     if (e.name == "w:br" || e.name == "w:cr") put("\n");
     if (e.name == "w:noBreakHyphen") put("-");
-    if (e.name == "w:footnoteReference" || e.name == "w:endnoteReference")
-      put("[" + e.attribute("w:id") + "]");
+    if (e.name == "w:footnoteReference" || e.name == "w:endnoteReference") put(note(e));
     if ((e.name == "w:footnote" || e.name == "w:endnote") && e.attribute("w:type").empty())
-      prefix_ = "[" + e.attribute("w:id") + "] ";
+      prefix_ = note(e) + " ";
     if (e.name == "w:lastRenderedPageBreak" && page_ > 0) out_.at(++page_, 1);
+  }
+
+  /// "[1]", "[2]", ... in the order in which notes are referred to: Word's own ids begin anywhere, and a footnote may have
+  /// an endnote's.
+  std::string note(const XmlEvent& e) {
+    const std::string id = (e.name.starts_with("w:footnote") ? "f" : "e") + e.attribute("w:id");
+    return fmt::format("[{}]", notes_.emplace(id, notes_.size() + 1).first->second);
   }
 
   void leave(std::string_view name) {
@@ -80,7 +87,8 @@ class Reader {
   std::int32_t page_;
   bool in_text_ = false, in_properties_ = false, list_ = false;
   int tables_ = 0, cells_ = 0, cell_of_row_ = 0;
-  std::string prefix_;  // of the paragraph, until it has text
+  std::string prefix_;                        // of the paragraph, until it has text
+  std::map<std::string, std::size_t> notes_;  // the number of each
 };
 
 }  // namespace

@@ -39,7 +39,7 @@ constexpr Element kElements[] = {
     {"aside", 2, ""},   {"main", 2, ""},       {"div", 1, ""},        {"li", 1, "- "},
     {"dt", 1, ""},      {"dd", 1, "  "},       {"tr", 1, ""},         {"br", 1, ""},
     {"hr", 2, ""},      {"caption", 1, ""},    {"figcaption", 1, ""}, {"form", 1, ""},
-    {"option", 1, ""},  {"address", 1, ""},    {"body", 1, ""},       {"title", 1, ""},
+    {"option", 1, ""},  {"address", 1, ""},    {"body", 1, ""},       {"title", 2, "# "},
 };
 
 Element element_of(const xmlNode* node) {
@@ -157,6 +157,29 @@ const xmlNode* find_title(const xmlNode* root) {
   return nullptr;
 }
 
+/// What is shown of an element, with its mark.
+std::string shown(const xmlNode* node, std::string_view where) {
+  TextBuilder out(SIZE_MAX, std::string(where));
+  BeamSearch(false, out).run(node);
+  out.finish();
+  return out.take_text();
+}
+
+/// Whether the page shows a heading of the first level that reads like this.
+bool has_heading(const xmlNode* root, std::string_view heading, std::string_view where) {
+  for (const xmlNode* node = root; node != nullptr;) {
+    const bool element = node->type == XML_ELEMENT_NODE, h1 = element && element_of(node).name == "h1";
+    if (h1 && shown(node, where) == heading) return true;
+    if (element && !h1 && element_of(node).breaks >= 0 && node->children != nullptr) {
+      node = node->children;
+      continue;
+    }
+    while (node != root && node->next == nullptr) node = node->parent;
+    node = node == root ? nullptr : node->next;
+  }
+  return false;
+}
+
 }  // namespace
 
 void put_html(std::string_view bytes, std::string_view where, bool lines, TextBuilder& out) {
@@ -181,7 +204,9 @@ void put_html(std::string_view bytes, std::string_view where, bool lines, TextBu
   const xmlNode* root = page == nullptr ? nullptr : xmlDocGetRootElement(page.get());
   if (root == nullptr)
     throw InputError(fmt::format("{}: expected a page in HTML, found one without any element", where));
-  if (lines && find_title(root) != nullptr) BeamSearch(lines, out).run(find_title(root));
+  // A page's title heads it, as its reader sees it; most pages say it again in their first heading.
+  const xmlNode* const title = lines ? find_title(root) : nullptr;
+  if (title != nullptr && !has_heading(root, shown(title, where), where)) BeamSearch(lines, out).run(title);
   BeamSearch(lines, out).run(root);
   out.break_line();
 }

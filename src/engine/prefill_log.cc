@@ -91,6 +91,10 @@ bool read_all(int fd, std::span<std::byte> bytes, std::int64_t offset) {
   return true;
 }
 
+int open_to_read(const std::filesystem::path& path) {
+  return ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+}
+
 std::string header_of(const std::string& identity, std::int64_t now) {
   std::string header = std::string(kMagic) + identity;
   header.resize(static_cast<std::size_t>(kHeader), '\0');
@@ -105,7 +109,7 @@ std::filesystem::path PrefillLog::beside(const std::filesystem::path& output) {
 }
 
 std::optional<std::time_t> PrefillLog::time_of(const std::filesystem::path& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  const int fd = open_to_read(path);
   if (fd < 0) return std::nullopt;
   std::string header(static_cast<std::size_t>(kHeader), '\0');
   const bool whole = read_all(fd, std::as_writable_bytes(std::span(header)), 0);
@@ -114,6 +118,20 @@ std::optional<std::time_t> PrefillLog::time_of(const std::filesystem::path& path
   std::memcpy(&now, header.data() + kTimeAt, sizeof now);
   const bool said = whole && header.starts_with(kMagic) && now > 0 && now < std::int64_t{1} << 40;
   return said ? std::optional<std::time_t>(now) : std::nullopt;
+}
+
+bool PrefillLog::begins(const std::filesystem::path& path, std::span<const TokenId> tokens) {
+  const int fd = open_to_read(path);
+  if (fd < 0) return false;
+  BlockHeader block;
+  std::vector<TokenId> ids;
+  bool whole = read_all(fd, std::as_writable_bytes(std::span(&block, 1)), kHeader) && block.begin >= 0 &&
+               block.tokens > 0 && block.begin < std::ssize(tokens) &&
+               block.tokens <= std::ssize(tokens) - block.begin;
+  if (whole) ids.resize(static_cast<std::size_t>(block.tokens));
+  whole = whole && read_all(fd, std::as_writable_bytes(std::span(ids)), kHeader + std::int64_t{sizeof block});
+  ::close(fd);
+  return whole && std::equal(ids.begin(), ids.end(), tokens.begin() + block.begin);
 }
 
 PrefillLog::PrefillLog(const std::filesystem::path& path, const Context& context, std::time_t now)

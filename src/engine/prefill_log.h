@@ -24,6 +24,8 @@ class PrefillLog {
   /// `now` of the reading whose log lies there: a chat template may put the day into the text, which is another one
   /// when the reading goes on. None: there is no log.
   static std::optional<std::time_t> time_of(const std::filesystem::path& path);
+  /// Whether the log that lies there is of these tokens, as far as its first block says. False: there is no log.
+  static bool begins(const std::filesystem::path& path, std::span<const TokenId> tokens);
   /// Opens the log of a reading of this context, whose methods are attached, or begins it. What belongs to
   /// another model or setting is begun anew. Nothing is written before `save`.
   PrefillLog(const std::filesystem::path& path, const Context& context, std::time_t now = 0);

@@ -14,15 +14,6 @@ namespace lode {
 
 namespace {
 
-/// Tokens that both begin with, cut at a whole chunk unless they are the same.
-std::int64_t kept_tokens(std::span<const TokenId> stored, std::span<const TokenId> wanted,
-                         std::int64_t chunk) {
-  const auto parted = std::mismatch(stored.begin(), stored.end(), wanted.begin(), wanted.end());
-  const std::int64_t common = parted.first - stored.begin();
-  const bool all = common == std::ssize(stored) && common == std::ssize(wanted);
-  return all ? common : common / chunk * chunk;
-}
-
 bool holds(const ContextMeta& meta, std::span<const Spec> specs) {
   std::vector<std::string> wanted;
   for (const Spec& spec : specs) wanted.push_back(spec.str());
@@ -46,6 +37,14 @@ std::string differs(const ContextMeta& meta, const Model& model, const ContextOp
 }
 
 }  // namespace
+
+std::int64_t kept_tokens(std::span<const TokenId> stored, std::span<const TokenId> wanted,
+                         std::int64_t chunk) {
+  const auto parted = std::mismatch(stored.begin(), stored.end(), wanted.begin(), wanted.end());
+  const std::int64_t common = parted.first - stored.begin();
+  const bool all = common == std::ssize(stored) && common == std::ssize(wanted);
+  return all ? common : common / chunk * chunk;
+}
 
 std::optional<Context> reuse_context(const std::filesystem::path& path, std::shared_ptr<const Model> model,
                                      const ContextOptions& options, std::span<const TokenId> tokens,

@@ -2,6 +2,7 @@
 // What an earlier file already holds of a text that is to be indexed.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -11,6 +12,10 @@
 #include "lodestone/engine.h"
 
 namespace lode {
+
+/// Tokens that both begin with, cut at a whole chunk unless they are the same.
+std::int64_t kept_tokens(std::span<const TokenId> stored, std::span<const TokenId> wanted,
+                         std::int64_t chunk);
 
 /// Keeps the longest beginning of `tokens` that the context at `path` holds, cut at a whole prefill chunk, so
 /// that reading on gives the keys that one reading of all gives, to the bit. `specs` are attached; their

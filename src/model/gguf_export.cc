@@ -162,18 +162,34 @@ MatrixTypes requantise(const std::filesystem::path& from, const std::filesystem:
 
 // ---- From a folder. ---------------------------------------------------------------------------------------------
 
+/// The format has three keys for tokens that end a text. A list of all, for more of them, is Ollama's; llama.cpp then
+/// knows those beyond the three that have a usual text.
+void add_ends(const std::vector<TokenId>& ends, const GgufExport& options, GgufWriter& to) {
+  const char* const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
+                              "tokenizer.ggml.eom_token_id"};
+  for (std::size_t i = 0; i < std::min(ends.size(), std::size(keys)); ++i)
+    to.add_u32(keys[i], static_cast<std::uint32_t>(ends[i]));
+  if (ends.size() <= std::size(keys)) return;
+  to.add_i32s(kEndTokens, ends);
+  std::vector<std::string> others;
+  for (std::size_t i = std::size(keys); i < ends.size(); ++i) others.push_back(std::to_string(ends[i]));
+  if (options.remark)
+    options.remark(
+        fmt::format("{} tokens end an answer, and GGUF has keys for {} of them: the others ({}) are in '{}', "
+                    "which llama.cpp "
+                    "does not read",
+                    ends.size(), std::size(keys), join(others), kEndTokens));
+}
+
 /// Tokenizer, its tokens that begin and end texts, and the chat template.
-void add_texts(const std::filesystem::path& folder, const ModelConfig& c, GgufWriter& to) {
+void add_texts(const std::filesystem::path& folder, const ModelConfig& c, const GgufExport& options,
+               GgufWriter& to) {
   const auto file = folder / "tokenizer.json";
   const ModelSource source = ModelSource::open(folder);
   source.tokenizer();  // names what is damaged in it
   const Json tokenizer = parse_json(read_file(file, kMaxTokenizer), file.string());
   add_tokenizer(tokenizer, file.string(), c.vocab, to, source.config().bos);
-  const std::vector<TokenId>& ends = source.config().eos;
-  const char* const keys[] = {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
-                              "tokenizer.ggml.eom_token_id"};
-  for (std::size_t i = 0; i < std::min(ends.size(), std::size(keys)); ++i)
-    to.add_u32(keys[i], static_cast<std::uint32_t>(ends[i]));
+  add_ends(source.config().eos, options, to);
   if (const std::string chat = source.chat_template(); !chat.empty()) to.add("tokenizer.chat_template", chat);
 }
 
@@ -192,7 +208,7 @@ MatrixTypes export_gguf(const std::filesystem::path& model, const std::filesyste
   const std::vector<GgufTarget> targets = gguf_targets(c);
   const std::vector<RopeVector> vectors = rope_vectors(c);
   expect_said(c, writer, targets, vectors, model.string());
-  add_texts(model, c, writer);
+  add_texts(model, c, options, writer);
   const ModelWeights weights = ModelWeights::read(source.take_weights(), c, false, &pool);
   std::vector<Source> sources;
   for (const GgufTarget& target : targets)
@@ -211,7 +227,7 @@ MatrixTypes export_random_gguf(std::string_view shape, const std::filesystem::pa
   GgufWriter writer;
   add_gguf_config(c, "random " + std::string(shape), writer);
   writer.add_u32("general.file_type", file_type(options.type));
-  add_texts(tokenizer, c, writer);
+  add_texts(tokenizer, c, options, writer);
   const std::vector<GgufTarget> all = gguf_targets(c);
   std::vector<WeightType> types;
   MatrixTypes matrices;

@@ -19,6 +19,8 @@ class ThreadPool;
 struct GgufExport {
   WeightType type = WeightType::q4_k;
   std::function<void(std::int64_t done, std::int64_t all)> tensors_done = {};
+  std::function<void(const std::string&)> remark =
+      {};  ///< hears what of the model other programs will not see
 };
 
 /// How many matrices of a file have a type, by the type's name.

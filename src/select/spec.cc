@@ -96,6 +96,37 @@ void add_key(Spec& spec, const MethodInfo& method, std::string_view item, std::s
   }
 }
 
+const MethodInfo* method_or_none(std::string_view name) {
+  for (const MethodInfo& method : methods())
+    if (method.name == name ||
+        std::find(method.aliases.begin(), method.aliases.end(), name) != method.aliases.end())
+      return &method;
+  return nullptr;
+}
+
+/// `other`: a word that some callers take in a method's place.
+std::string unknown_method(std::string_view name, const std::optional<std::string>& other,
+                           std::string_view where) {
+  std::vector<std::string> names, shown;
+  for (const MethodInfo& method : methods()) {
+    names.push_back(method.name);
+    names.insert(names.end(), method.aliases.begin(), method.aliases.end());
+    shown.push_back(method.aliases.empty() ? method.name
+                                           : fmt::format("{} (also {})", method.name, join(method.aliases)));
+  }
+  if (other) names.push_back(*other);
+  return fmt::format("unknown attention method '{}'{}; valid are {}{}", excerpt(name),
+                     suggestion(name, names), join(shown), where);
+}
+
+/// Whoever takes `auto` has looked for it before (parse_auto), so that it comes here where no document was measured.
+const MethodInfo& method_of_spec(std::string_view name) {
+  if (const MethodInfo* const method = method_or_none(name)) return *method;
+  if (name == "auto")
+    throw InputError(unknown_method(name, {}, "; auto chooses where a document is indexed or asked"));
+  throw InputError(unknown_method(name, "auto", ", and auto where a document is indexed or asked"));
+}
+
 }  // namespace
 
 std::int64_t Amount::of(std::int64_t n) const {
@@ -164,18 +195,8 @@ std::string Spec::str() const {
 }
 
 const MethodInfo& find_method(std::string_view name) {
-  std::vector<std::string> names, shown;
-  for (const MethodInfo& method : methods()) {
-    if (method.name == name ||
-        std::find(method.aliases.begin(), method.aliases.end(), name) != method.aliases.end())
-      return method;
-    names.push_back(method.name);
-    names.insert(names.end(), method.aliases.begin(), method.aliases.end());
-    shown.push_back(method.aliases.empty() ? method.name
-                                           : fmt::format("{} (also {})", method.name, join(method.aliases)));
-  }
-  throw InputError(fmt::format("unknown attention method '{}'{}; valid are {}", excerpt(name),
-                               suggestion(name, names), join(shown)));
+  if (const MethodInfo* const method = method_or_none(name)) return *method;
+  throw InputError(unknown_method(name, {}, ""));
 }
 
 void expect_not_both(const Spec& spec, std::string_view one, std::string_view other) {
@@ -192,7 +213,7 @@ Spec parse_spec(std::string_view text) {
                     kMaxSpec, text.size(), excerpt(text)));
   }
   const std::size_t colon = text.find(':');
-  const MethodInfo& method = find_method(text.substr(0, colon));
+  const MethodInfo& method = method_of_spec(text.substr(0, colon));
   Spec spec;
   spec.name = method.name;
   std::string_view rest = colon == std::string_view::npos ? std::string_view{} : text.substr(colon + 1);

@@ -149,14 +149,17 @@ void read_thinking(const Fields& body, Question& question) {
   question.max_thought_tokens = *budget;
 }
 
-/// Thoughts that are switched off have no effort.
+/// Thoughts that are switched off have no effort; Anthropic's own models take it for the answer's, too.
 void read_output_config(const Fields& body, Question& question) {
   const Fields config(body.member("output_config"), "output_config");
   config.expect_known({"format", "effort"}, {});
   if (!config.has("effort")) return;
   const std::string effort = effort_of(config, "effort");
   if (effort.empty()) config.wrong("effort", "'low', 'medium', 'high', 'xhigh' or 'max'");
-  if (question.think.value_or(true)) question.effort = effort;
+  if (question.think.value_or(true))
+    question.effort = effort;
+  else
+    question.notice = "'output_config.effort' is left aside, since 'thinking' is disabled";
 }
 
 Conversation read_message(const Fields& body, std::string_view text) {

@@ -52,6 +52,8 @@ struct ContextInfo {
 
 struct NewContext {
   std::string name, text;
+  /// The client gave no name: where it is taken, the next free one with a number is.
+  bool any_name = false;
   bool is_file = false;                 ///< `text` is a file's bytes (PDF, EPUB, text of any encoding ...)
   std::string model;                    ///< an id; empty = the first
   std::string title;                    ///< what people call it (a file's name); empty = the name
@@ -89,6 +91,7 @@ struct Question {
       think;           ///< whether the chat template lets the model think first; none: as it does by itself
   std::string effort;  ///< of thinking: low, medium or high; empty: as the template has it
   std::int64_t max_thought_tokens = -1;  ///< then thoughts are ended; -1: no such bound
+  std::string notice;                    ///< what of the request was left aside; Answer::notice says it, too
 };
 
 /// A passage of the document that the answer attended to.

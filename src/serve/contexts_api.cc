@@ -97,9 +97,9 @@ Upload read_upload(const HttpRequest& request) {
   try {
     Upload upload = type == "application/json" ? from_json(request) : from_form(request);
     NewContext& context = upload.context;
-    if (context.name.empty()) context.name = context_name_of(context.title);
+    context.any_name = context.name.empty();
+    if (context.any_name) context.name = context_name_of(context.title);
     expect_context_name(context.name);
-    if (context.title.empty()) context.title = context.name;
     if (context.is_file && context.text.empty())
       throw ApiError(400, "'file': expected a file with bytes in it, found an empty one");
     if (context.is_file) return upload;  // what it holds shows when it is read

@@ -44,6 +44,14 @@ std::string context_name_of(std::string_view file_name) {
   return name.empty() ? "document" : name;
 }
 
+std::string numbered_name(std::string_view name, int number) {
+  constexpr std::size_t kLongestExtension = 6;  // with its dot
+  std::size_t end = name.rfind('.');
+  if (end == std::string_view::npos || end == 0 || name.size() - end > kLongestExtension) end = name.size();
+  const std::string tail = fmt::format("-{}{}", number, name.substr(end));
+  return std::string(name.substr(0, std::min(end, kLongestContextName - tail.size()))) + tail;
+}
+
 bool percent_decode(std::string_view text, std::string& out) {
   out.clear();
   for (std::size_t i = 0; i < text.size(); ++i) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <utility>
 
 #include "serve/conversation.h"
 
@@ -159,8 +160,10 @@ Sampling sampling_of(const Fields& body) {
 }
 
 void read_effort(const Fields& fields, Question& question) {
-  question.effort = effort_of(fields, "reasoning_effort");
+  const std::string before = std::exchange(question.effort, effort_of(fields, "reasoning_effort"));
   const bool on = !question.effort.empty();
+  if (on && !before.empty() && before != question.effort)
+    fields.wrong("reasoning_effort", "the same as in 'chat_template_kwargs', or one of both");
   if (question.think.value_or(on) != on)
     fields.wrong("reasoning_effort", on ? "'none', where 'chat_template_kwargs' tells the model not to think"
                                         : "an effort, where 'chat_template_kwargs' tells the model to think");

@@ -2,25 +2,20 @@
 #include "serve/prompt_text.h"
 
 #include "lodestone/error.h"
+#include "text/blanks.h"
 
 namespace lode::serve {
 
 namespace {
 
 constexpr std::string_view kSlot = "{question}";
-constexpr const char* kBlanks = " \t\r\n";
-
-std::string filled(std::string_view question_template, const std::string& question) {
-  const std::size_t at = question_template.find(kSlot);
-  LODE_ASSERT(at != std::string_view::npos);
-  return std::string(question_template.substr(0, at)) + question +
-         std::string(question_template.substr(at + kSlot.size()));
-}
 
 /// As `ask` takes a question.
-std::string without_blanks(const std::string& text) {
-  const std::size_t begin = text.find_first_not_of(kBlanks);
-  return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(kBlanks) - begin + 1);
+std::string filled(std::string_view question_template, std::string_view question) {
+  const std::size_t at = question_template.find(kSlot);
+  LODE_ASSERT(at != std::string_view::npos);
+  return std::string(question_template.substr(0, at)) + std::string(question) +
+         std::string(question_template.substr(at + kSlot.size()));
 }
 
 }  // namespace
@@ -33,7 +28,7 @@ PromptText plain_prompt(const std::vector<Turn>& turns, std::string_view questio
     const Turn& turn = turns[i];
     const bool first = i == 0 && !has_document;  // in place of a document
     if (turn.role == "assistant") {
-      prompt.text += " " + without_blanks(turn.text);
+      prompt.text += " " + std::string(without_blanks(turn.text));
     } else if (turn.role == "system" || first) {
       prompt.text += (prompt.text.empty() && !has_document ? "" : "\n\n") + turn.text;
     } else {
@@ -41,17 +36,6 @@ PromptText plain_prompt(const std::vector<Turn>& turns, std::string_view questio
     }
   }
   return prompt;
-}
-
-std::string BlankTrimmer::push(std::string_view text) {
-  held_ += text;
-  if (!begun_) held_.erase(0, std::min(held_.find_first_not_of(kBlanks), held_.size()));
-  const std::size_t last = held_.find_last_not_of(kBlanks);
-  if (last == std::string::npos) return {};
-  begun_ = true;
-  std::string ready = held_.substr(0, last + 1);
-  held_.erase(0, last + 1);
-  return ready;
 }
 
 }  // namespace lode::serve

@@ -20,14 +20,4 @@ struct PromptText {
 PromptText plain_prompt(const std::vector<Turn>& turns, std::string_view question_template,
                         bool has_document);
 
-/// Passes text on without the blanks at its beginning and end, as they come.
-class BlankTrimmer {
- public:
-  std::string push(std::string_view text);
-
- private:
-  std::string held_;
-  bool begun_ = false;
-};
-
 }  // namespace lode::serve

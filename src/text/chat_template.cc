@@ -62,12 +62,12 @@ ChatTokens ChatTokens::of(const Tokenizer& tokenizer, std::span<const TokenId> b
   return {text_of(tokenizer, bos), text_of(tokenizer, eos)};
 }
 
-Thinking thinking_of(std::string_view word) {
+Thinking thinking_of(std::string_view word, std::string_view where) {
   if (word.empty()) return {};
   if (word == "on" || word == "off") return {.on = word == "on", .effort = {}};
   if (word != "low" && word != "medium" && word != "high")
     throw InputError(
-        fmt::format("thinking: expected on, off, low, medium or high, found '{}'", excerpt(word)));
+        fmt::format("{}: expected on, off, low, medium or high, found '{}'", where, excerpt(word)));
   return {.on = true, .effort = std::string(word)};
 }
 
@@ -114,10 +114,11 @@ std::vector<ChatPart> ChatTemplate::render(std::span<const ChatMessage> messages
 namespace {
 
 /// Of a question: whether a model thinks, and how much, is said at its beginning or behind it. None: refused.
-std::optional<std::string> text_told(const ChatTemplate& chat, bool on, const std::string& effort) {
+std::optional<std::string> text_told(const ChatTemplate& chat, std::optional<bool> on,
+                                     const std::string& effort) {
   const std::vector<ChatMessage> question = {{"user", "?"}};
-  const jinja::OrderedJson variables = {
-      {"enable_thinking", on}, {"thinking", on}, {"reasoning_effort", effort}};
+  jinja::OrderedJson variables = {{"reasoning_effort", effort}};
+  if (on) variables.update({{"enable_thinking", *on}, {"thinking", *on}});
   std::string text;
   try {
     for (const ChatPart& part : chat.render(question, true, 0, variables)) text += part.text;
@@ -148,6 +149,9 @@ ChatTemplate::Told ChatTemplate::told(const Thinking& thinking) const {
     told.remark = "the chat template does not know this effort: it was told 'high'";
   else if (little)
     told.remark = "the chat template cannot be told not to think: it was told to think little";
+  else if (!effort.empty() && graded && !thinking.on &&
+           text_told(*this, {}, "high") == text_told(*this, {}, "low"))
+    told.remark = "the chat template heeds an effort only where it is told to think, too: it was left aside";
   else if (!effort.empty() && !graded)
     told.remark = switched ? "the chat template can be told whether to think, but not how much"
                            : "the chat template cannot be told how much to think";
@@ -228,11 +232,13 @@ DocumentChat::Settings DocumentChat::from_json(std::string_view json, const std:
   const std::string role = json_string(parsed, "document_role", where);
   if (role != "user" && role != "system")
     throw InputError(fmt::format("{}: field 'document_role': expected user or system, found another", where));
+  const std::string think = json_has(parsed, "think") ? json_string(parsed, "think", where) : "";
+  thinking_of(think, where + ": field 'think'");
   return {.source = json_string(parsed, "template", where),
           .system = json_string(parsed, "system", where),
           .document_in_system = role == "system",
           .now = json_int(parsed, "time", where, 0, std::int64_t{1} << 40),
-          .think = json_has(parsed, "think") ? json_string(parsed, "think", where) : ""};
+          .think = think};
 }
 
 /// A rendered conversation, and where the document lies in it.

@@ -45,8 +45,9 @@ struct Thinking {
   std::string effort;      ///< "low", "medium" or "high"; empty: as the template has it
   bool operator==(const Thinking&) const = default;
 };
-/// Of "on", "off" or an effort, with which the model thinks; empty: as the template has it. InputError for others.
-Thinking thinking_of(std::string_view word);
+/// Of "on", "off" or an effort, with which the model thinks; empty: as the template has it. InputError for others,
+/// which `where` begins.
+Thinking thinking_of(std::string_view word, std::string_view where = "thinking");
 
 class ChatTemplate {
  public:

@@ -252,6 +252,9 @@ std::vector<TokenId> end_tokens(const GgufMetadata& m) {
        {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"}) {
     if (const auto id = token_id(m, key, texts.size())) add(*id);
   }
+  if (m.has(kEndTokens))
+    for (const std::int64_t id : m.integers(kEndTokens, 0, std::ssize(texts) - 1))
+      add(static_cast<TokenId>(id));
   for (std::size_t i = 0; i < texts.size(); ++i) {
     if (std::find(kEnds.begin(), kEnds.end(), texts[i]) != kEnds.end()) add(static_cast<TokenId>(i));
   }

@@ -18,6 +18,8 @@ namespace lode {
 /// would differ from those that the model was trained with.
 std::string tokenizer_json(const GgufMetadata& metadata);
 
+/// The list of all tokens that end an answer, in files that have more of them than keys for one each.
+inline constexpr const char* kEndTokens = "tokenizer.ggml.eos_token_ids";
 /// The tokens that end an answer: those that the file names, and control tokens that are known to end a turn.
 std::vector<TokenId> end_tokens(const GgufMetadata& metadata);
 

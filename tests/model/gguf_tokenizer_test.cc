@@ -336,6 +336,10 @@ TEST(GgufTokenizer, EndTokensAreThoseOfTheFileAndOfTurns) {
   const std::string bytes = b.file();
   EXPECT_EQ(end_tokens(parse_gguf(std::as_bytes(std::span(bytes)), "m.gguf").metadata),
             (std::vector<TokenId>{2, 7}));
+  b.array<std::int32_t>(kEndTokens, test::kI32, {3, 2});
+  const std::string more = b.file();
+  EXPECT_EQ(end_tokens(parse_gguf(std::as_bytes(std::span(more)), "m.gguf").metadata),
+            (std::vector<TokenId>{2, 3, 7}));
 }
 
 TEST(GgufTokenizer, AChannelsEndIsNoEndOfAnAnswer) {

@@ -2,6 +2,7 @@
 """Chat templates through `index`, `ask` and `chat`, and what a first hour stumbles over."""
 
 import json
+import time
 import unittest
 
 import tiny_model
@@ -57,6 +58,27 @@ class Chat(ProgramTest):
         self.assert_refused(run("eval", "-m", self.model, *command[3:], "--chat", "on"), "chat template")
         self.assert_refused(run(*command, "--chat", "perhaps"), "--chat: expected one of auto, on, off, found 'perhaps'")
 
+    def test_an_evaluation_that_goes_on_keeps_its_day(self):
+        dated = tiny_model.write(self.folder / "dated")
+        (dated / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ strftime_now('%Y') }}" + TEMPLATE}), encoding="utf-8")
+        samples, answers = self.folder / "dated.jsonl", self.folder / "dated-answers.jsonl"
+        one = {"task": "t", "tokens": 9, "context": self.text.read_text(encoding="utf-8"), "question": "Who?", "answers": ["x"], "match": "contains"}
+        samples.write_text("".join(json.dumps({"id": i, **one}) + "\n" for i in "ab"), encoding="utf-8")
+        command = ("eval", "-m", dated, "--samples", samples, "-a", "full", "--chat", "-o", answers, "--json")
+        before = int(time.time())
+        self.assert_done(run(*command, "--limit", "1"))
+        first, *rest = answers.read_text(encoding="utf-8").splitlines()
+        settings = json.loads(first)
+        self.assertTrue(before <= settings["begun_at"] <= time.time(), settings)
+        settings["begun_at"] = 10**9  # a day of the year 2001
+        answers.write_text("\n".join((json.dumps(settings), *rest)) + "\n", encoding="utf-8")
+        self.assert_done(run(*command))
+        lines = [json.loads(line) for line in answers.read_text(encoding="utf-8").splitlines()]
+        self.assertEqual((lines[0]["begun_at"], [line["id"] for line in lines[1:]]), (10**9, ["a", "b"]))
+        del settings["begun_at"]  # as versions wrote it that mixed days
+        answers.write_text("\n".join((json.dumps(settings), *rest)) + "\n", encoding="utf-8")
+        self.assert_refused(run(*command), "begun_at", "another run")
+
     def test_templates_that_are_wrong(self):
         for name, template, mention in (("broken", "{% if %}", "line 1"), ("raises", "{{ raise_exception('no such role') }}", "no such role"),
                                         ("endless", "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "at most")):
@@ -82,7 +104,10 @@ class Chat(ProgramTest):
         self.assert_refused_in_chat(path, f"/save {save}\n", "a new file")
         self.assert_refused_in_chat(path, "/nonsense\n", "/sources")
         self.assert_refused_in_chat(path, "/sources\n", "a question before it")
-        self.assert_refused_in_chat(path, "/method nonsense\n", "nonsense")
+        self.assert_refused_in_chat(path, "/method nonsense\n", "and auto where")
+        self.assertIn("> When?\n", self.assert_done(run("chat", path, "-n", "2", stdin="/method full\n/method auto\nWhen?\n")).out)
+        stopped = run("chat", path, "-n", "2", "--json", stdin="Who?\n/nonsense\nnever asked\n")
+        self.assertEqual((stopped.code, [turn["question"] for turn in stopped.json()["turns"]]), (2, ["Who?"]))
 
     def assert_refused_in_chat(self, path, lines, mention):
         result = run("chat", path, "-n", "2", stdin=lines)

@@ -144,6 +144,9 @@ class ValuesOutOfRange(ProgramTest):
                 with self.subTest(verb=verb, value=value):
                     self.assert_refused(run(*verb, f"--gpu-memory={value}"), "--gpu-memory")
         self.assert_refused(run("bench", "attention", "--context", "1k", "--gpu-memory", "1GiB"), "--gpu-memory")  # of one layer's keys
+        for verb in ("serve", "mcp"):
+            self.assert_refused(run(verb, "-m", self.model, "--contexts", self.folder / "contexts", "--device", "cpu", "--gpu-memory", "1GiB"),
+                                "--gpu-memory: expected a GPU")
 
     def test_choices(self):
         self.refused("--kv-type=q3")

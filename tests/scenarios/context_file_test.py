@@ -11,7 +11,7 @@ import unittest
 
 import lode_file
 import tiny_model
-from program import DONE, ProgramTest, run
+from program import BAD_INPUT, DONE, ProgramTest, run
 
 SPECS = ("-a", "full", "-a", "kmeans:clusters=4,probes=2,window=64", "-a", "topk:k=8,window=64")
 
@@ -211,7 +211,10 @@ class Damage(ProgramTest):
 
     def assert_noticed(self, data: bytes, *mentions: str):
         damaged = copy(self.context, "damaged.lode", data)
-        self.assert_refused(run("verify", damaged), *mentions)
+        sentence = self.assert_refused(run("verify", damaged), *mentions).err
+        told = run("verify", damaged, "--json")
+        self.assertEqual((told.code, told.err), (BAD_INPUT, sentence))
+        self.assertEqual(told.json(), {"file": str(damaged), "intact": False, "wrong": sentence.removeprefix("lodestone: ").rstrip("\n")})
         self.assert_refused(run("ask", damaged, "Who?", "-n", "1"))
 
     def test_one_bit_in_each_section(self):

@@ -34,6 +34,12 @@ def places_of(path: pathlib.Path) -> tuple[dict, list[tuple[int, int, int]]]:
     return json.loads(found["sources"]), list(struct.iter_unpack("<qii", found["places"]))
 
 
+def day_of(path: pathlib.Path) -> int:
+    """What the chat template took for now, in seconds since 1970."""
+    data = path.read_bytes()
+    return next(json.loads(data[s.offset : s.offset + s.size])["time"] for s in lode_file.sections(data) if s.name == "attached/chat")
+
+
 def part(i: int) -> str:
     return f"Part {i} tells of the harbour. " + "".join(f"In year {i}{n} the bell of tower {n * 7 % 13} rang {n} times. " for n in range(40)) + "\n"
 
@@ -152,6 +158,18 @@ class Growing(ProgramTest):
             said = [process.stderr.readline() for _ in range(3)]
             process.kill()
         self.assertTrue(any(line.startswith("going on after") for line in said), said)
+        other = documents.write(self.place, "other.txt", "A third text. " * 50)
+        for replaced in (log, output):  # an interrupted reading, and then a file, of another text each
+            self.assertTrue(replaced.exists())
+            time.sleep(1)
+            began = int(time.time())
+            self.assert_done(run("index", "-m", dated, "-f", other, "-o", output, "-a", "full", "--force", "--quiet"))
+            self.assertGreaterEqual(day_of(output), began)
+            other = documents.write(self.place, "last.txt", "And a fourth one. " * 200)
+        began = day_of(output)
+        longer = documents.write(self.place, "last.txt", "And a fourth one. " * 220)
+        self.assert_done(run("index", "-m", dated, "-f", longer, "-o", output, "-a", "full", "--force", "--quiet"))
+        self.assertEqual(day_of(output), began, "what is kept of a text says its day")
 
 
 class Kinds(ProgramTest):
@@ -237,9 +255,12 @@ class Kinds(ProgramTest):
         text = self.read('<!-- x --><!DOCTYPE html><html><head><title>T &eacute;</title><style>p{}</style><script>bad()</script></head>\n<body>\n'
                          "<h1>Hello</h1>\n\n<p>Some <b>bold</b>\n text&nbsp;&amp; more.</p><ul><li>one<li>two</ul><table><tr><th>a<td>b</tr></table>"
                          "<pre>x\n  y</pre><p>last</body></html>")
-        self.assertEqual(text, "T é\n\n# Hello\n\nSome bold text\u00a0& more.\n\n- one\n- two\n\na | b\n\nx\n  y\n\nlast\n")
+        self.assertEqual(text, "# T é\n\n# Hello\n\nSome bold text\u00a0& more.\n\n- one\n- two\n\na | b\n\nx\n  y\n\nlast\n")
         self.assertEqual(self.place("# Hello"), (0, 3))
         self.assertEqual(self.place("Some bold"), (0, 5))
+        same = "<html><head><title>The\n lamp</title></head><body><svg><h1>x</h1></svg><div><h1>The <b>lamp</b></h1></div><p>It burns.</body></html>"
+        self.assertEqual(self.read(same), "# The lamp\n\nIt burns.\n")
+        self.assertEqual(self.read(same.replace("The <b>", "A <b>")), "# The lamp\n\n# A lamp\n\nIt burns.\n")
         page = '<html><head><meta charset="iso-8859-1"></head><body>Größe</body></html>'
         self.assertEqual(self.read(page.encode("latin-1")), "Größe\n")
         self.assertEqual(self.read("<html><body>Größe, Maß und Höhe für alle Fälle</body></html>".encode("latin-1")), "Größe, Maß und Höhe für alle Fälle\n")
@@ -256,8 +277,12 @@ class Kinds(ProgramTest):
         deleted = "<w:p><w:del><w:r><w:delText>gone</w:delText></w:r></w:del><w:ins><w:r><w:t>kept</w:t></w:r></w:ins></w:p>"
         file = documents.docx(p("A title", "Heading1") + p("First &lt;paragraph&gt;.") + table + deleted + p("On page two.", more=break_here),
                               footnotes=f'<w:footnote w:id="2">{p("A note.")}</w:footnote>')
-        self.assertEqual(self.read(file), "# A title\n\nFirst <paragraph>.\n\none | two\n\nkept\n\nOn page two.\n\n[2] A note.\n")
+        self.assertEqual(self.read(file), "# A title\n\nFirst <paragraph>.\n\none | two\n\nkept\n\nOn page two.\n\n[1] A note.\n")
         self.assertEqual(self.place("On page two")[0], 2)
+        notes = {kind: [f'<w:{kind} w:id="{i}">{p(f"{kind} {i}")}</w:{kind}>' for i in (2, 3)] for kind in ("footnote", "endnote")}
+        body = "".join(p(f"Text {i}", more=f'<w:{kind}Reference w:id="{i}"/>') for kind, i in (("footnote", 3), ("endnote", 2), ("footnote", 2)))
+        file = documents.docx(body, footnotes="".join(notes["footnote"]), endnotes="".join(notes["endnote"]))
+        self.assertEqual(self.read(file), "[1]Text 3\n\n[2]Text 2\n\n[3]Text 2\n\n[3] footnote 2\n\n[1] footnote 3\n\n[2] endnote 2\n\n[4] endnote 3\n")
 
     def test_odt(self):
         body = ('<text:tracked-changes><text:p>gone</text:p></text:tracked-changes><text:h text:outline-level="2">Head</text:h><text:p>One\n <text:s text:c="2"/>two.'
@@ -354,6 +379,10 @@ class Several(ProgramTest):
         self.assert_refused(run("ask", first, second), "expected questions")
         self.assert_refused(run("ask", first, second, "Who?", "--union", "-a", "h2o", "--quiet"), "learns from the prefill")
         self.assert_refused(run("ask", first, second, "Who?", "--union", "-c", str(max(self.tokens) + 100)), "fewer than")
+        otherwise = self.folder / "otherwise.lode"
+        self.assert_done(run("index", "-m", tiny_model.write(self.folder / "otherwise", seed=2), "-f", self.text, "-o", otherwise, "--quiet"))
+        refused = self.assert_refused(run("ask", first, otherwise, "Who?", "--union"), "otherwise.lode", "leave --union out")
+        self.assertNotIn("-m", refused.err.split())
         other = self.index("other.lode", "--kv-type", "f16")
         self.assert_refused(run("ask", first, other, "Who?", "--union"), "other.lode", "f32")
 

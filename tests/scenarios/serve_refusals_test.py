@@ -232,6 +232,7 @@ REFUSED = {
     "a key of auto": (chat(context="harbour", attention="auto:speed=1"), 400, "speed"),
     "a value of auto": (chat(context="harbour", attention="auto:error=-1"), 400, "error"),
     "an effort that nobody knows": (chat(reasoning_effort="much"), 400, "reasoning_effort"),
+    "two efforts": (chat(reasoning_effort="high", chat_template_kwargs={"reasoning_effort": "low"}), 400, "'reasoning_effort': expected the same"),
     "an effort of no thoughts": (chat(reasoning_effort="high", chat_template_kwargs={"enable_thinking": False}), 400, "reasoning_effort"),
     "fewer than no thoughts": (chat(thinking_token_budget=-1), 400, "thinking_token_budget"),
     # ---- Messages. ----

@@ -287,7 +287,17 @@ class Contexts(ServeTest):
         self.assertRegex(name, r"\A[A-Za-z0-9_][A-Za-z0-9._-]*\Z")
         self.server.wait_for(name)
         self.assertEqual(sorted(path.suffix for path in self.contexts.iterdir()), [".lode"] * len(list(self.contexts.iterdir())))
-        self.server.json("DELETE", f"/v1/contexts/{name}")
+        again = self.server.json("POST", "/v1/contexts", body, headers, expect=202)["name"]
+        self.assertEqual(again, name.replace(".txt", "-2.txt"))
+        for taken in (name, again):
+            self.server.json("DELETE", f"/v1/contexts/{taken}")
+
+    def test_uploads_without_a_name_get_one_of_their_own(self):
+        names = [self.server.json("POST", "/v1/contexts", {"text": TEXT * 20, "wait": True})["name"] for _ in range(3)]
+        self.assertEqual(names, ["document", "document-2", "document-3"])
+        for name in names:
+            self.assertEqual(self.server.request("GET", f"/v1/contexts/{name}/text")[2].decode(), TEXT * 20)
+            self.server.json("DELETE", f"/v1/contexts/{name}")
 
     def test_an_upload_that_waits_is_answered_when_it_is_read(self):
         ready = self.server.json("POST", "/v1/contexts", {"name": "awaited", "text": TEXT * 20, "wait": True})

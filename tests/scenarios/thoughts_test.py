@@ -2,6 +2,7 @@
 """A model that thinks before it answers: thoughts are told from the answer by `ask`, `chat` and `serve`."""
 
 import json
+import shutil
 import unittest
 
 import tiny_model
@@ -106,6 +107,24 @@ class Thoughts(ProgramTest):
                 self.openai(server, fields)
                 self.anthropic(server, fields)
 
+    def test_advice_fits_what_ended_the_answer(self):
+        whole = self.ask("--json").json()["answers"][0]
+        room = whole["tokens_reused"] + whole["tokens_prefilled"] + 3
+        full = self.ask("-c", str(room))
+        self.assertRegex(full.err, r"still thinking when the context was full, \d+ tokens behind the question; a larger -c")
+        small = self.folder / "small"  # of so short a context that a message fills it
+        shutil.copytree(self.thinker, small)
+        config = json.loads((small / "config.json").read_text(encoding="utf-8"))
+        (small / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 256}), encoding="utf-8")
+        contexts = self.folder / "none"
+        contexts.mkdir()
+        with Server(contexts, "-m", small, "-a", "full", "--quiet") as server:
+            short = server.chat("x" * 100)["usage"]["prompt_tokens"]
+            reply = server.chat("x" * (100 + 256 - short - 3))
+            self.assertEqual(reply["choices"][0]["finish_reason"], "length")
+            self.assertIn("still thinking when the context was full", reply["lodestone"]["notice"])
+            self.assertIn("max_tokens does not", reply["lodestone"]["notice"])
+
     def openai(self, server, fields, marks=2):
         reply = server.chat("Who?", **fields)
         message = reply["choices"][0]["message"]
@@ -157,8 +176,11 @@ class Thoughts(ProgramTest):
         budget = {**body, "thinking": {"type": "enabled", "budget_tokens": 2}}
         content = server.json("POST", "/v1/messages", budget)["content"]
         self.assertEqual((content[0]["thinking"], content[1]["text"]), ("Hm", "7"))
-        content = server.json("POST", "/v1/messages", {**body, "thinking": {"type": "disabled"}})["content"]
-        self.assertEqual([block["type"] for block in content], ["text"])
+        disabled = {**body, "thinking": {"type": "disabled"}}
+        self.assertEqual([block["type"] for block in server.json("POST", "/v1/messages", disabled)["content"]], ["text"])
+        effort = {"output_config": {"effort": "low"}}
+        self.assertIn("effort' is left aside", server.json("POST", "/v1/messages", {**disabled, **effort})["lodestone"]["notice"])
+        self.assertIn("not how much", server.json("POST", "/v1/messages", {**body, **effort})["lodestone"]["notice"])
 
 
 if __name__ == "__main__":

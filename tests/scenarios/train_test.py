@@ -131,6 +131,7 @@ class Train(ProgramTest):
         tuned, result = self.train("tuned.safetensors", "--from", path, "--adapt", **{"tokens": 4000, "late-tokens": 200}, prompts=1)
         self.assertIn("share of that attention", self.assert_done(result).out)
         self.assertNotEqual(tuned.read_bytes(), path.read_bytes())
+        self.assertIn(b'"from\\":\\"keys.safetensors\\"', tuned.read_bytes())  # without the folder, which is this machine's
 
     def train_hash(self, name: str, *arguments, **settings):
         path = self.folder / name

@@ -5,6 +5,7 @@ import json
 import math
 import pathlib
 import re
+import shutil
 import unittest
 
 from program import ProgramTest, run
@@ -281,6 +282,17 @@ class Quantize(ProgramTest):
         again = self.assert_done(run("quantize", "-m", file, "-o", self.folder / "f16.gguf", "--type", "F16", "--json"))
         self.assertEqual(again.json()["matrices"], {"F16": 43})
         self.assertNotIn("do not divide", again.err)
+
+    def test_says_which_ends_of_answers_have_no_key_in_the_format(self):
+        folder, file = self.folder / "many-ends", self.folder / "many-ends.gguf"
+        shutil.copytree(pathlib.Path(__file__).resolve().parents[2] / "models/pocket", folder)
+        for name in ("config.json", "generation_config.json"):
+            config = json.loads((folder / name).read_text(encoding="utf-8"))
+            (folder / name).write_text(json.dumps({**config, "eos_token_id": [1, 5, 6, 7, 8]}), encoding="utf-8")
+        result = self.assert_done(run("quantize", "-m", folder, "-o", file, "--type", "Q8_0"))
+        self.assertIn("5 tokens end an answer, and GGUF has keys for 3 of them: the others (7, 8)", result.err)
+        self.assertIn(b"tokenizer.ggml.eos_token_ids", file.read_bytes())
+        self.assert_done(run("inspect", file))
 
 
 class Bench(ProgramTest):

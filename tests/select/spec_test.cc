@@ -110,6 +110,8 @@ TEST(Spec, UnknownNamesAndKeysListTheValidOnes) {
   EXPECT_THAT(error_of("topkk"), AllOf(HasSubstr("'topkk'"), HasSubstr("did you mean 'topk'"),
                                        HasSubstr("streaming"), HasSubstr("flat")));
   EXPECT_THAT(error_of(""), HasSubstr("valid are full"));
+  EXPECT_THAT(error_of("aut"), AllOf(HasSubstr("did you mean 'auto'"), HasSubstr("plan, and auto where")));
+  EXPECT_THAT(error_of("auto"), AllOf(HasSubstr("valid are full"), HasSubstr("plan; auto chooses where")));
   EXPECT_THAT(error_of("full:window=3"), AllOf(HasSubstr("'window'"), HasSubstr("takes no keys")));
   EXPECT_THAT(error_of("kmeans:probe=3"), AllOf(HasSubstr("'probe'"), HasSubstr("did you mean 'probes'"),
                                                 HasSubstr("clusters"), HasSubstr("sink")));

@@ -13,6 +13,7 @@
 #include "serve/names.h"
 #include "serve/prompt_text.h"
 #include "serve/specs.h"
+#include "text/blanks.h"
 
 namespace lode::serve {
 namespace {
@@ -86,6 +87,11 @@ TEST(Names, OnlyNamesThatCannotLeaveTheFolder) {
        {"../../etc/passwd", "My book (2).pdf", "", "...", "---", "\xc3\xa4\xc3\xb6", "a\nb"})
     EXPECT_TRUE(is_context_name(context_name_of(file))) << file;
   EXPECT_EQ(context_name_of("My book (2).pdf"), "My-book-2-.pdf");
+  EXPECT_EQ(numbered_name("document", 2), "document-2");
+  EXPECT_EQ(numbered_name("report.pdf", 12), "report-12.pdf");
+  EXPECT_EQ(numbered_name("v1.something", 3), "v1.something-3");
+  const std::string longest(kLongestContextName - 4, 'x');
+  EXPECT_EQ(numbered_name(longest + ".pdf", 2), longest.substr(2) + "-2.pdf");
 }
 
 TEST(Names, PercentDecoding) {
@@ -174,12 +180,12 @@ TEST(PromptText, OneQuestionIsThatOfAsk) {
   EXPECT_TRUE(alone.stop.empty());
 }
 
-TEST(PromptText, BlanksAtBothEndsAreLeftOut) {
+TEST(Blanks, AreLeftOutAtBothEnds) {
   for (const std::string text : {" \n a b \n", "a", "  ", "a \n b", "\ta\t\tb\t"}) {
     std::string out;
     BlankTrimmer trimmer;
     for (const char c : text) out += trimmer.push({&c, 1});
-    EXPECT_EQ(out, std::string(trimmed(text)));
+    EXPECT_EQ(out, std::string(without_blanks(text)));
   }
 }
 

@@ -3,6 +3,7 @@
 // and no content becomes a special token.
 #include "text/chat_template.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "lodestone/error.h"
@@ -149,6 +150,13 @@ TEST_F(Chat, HowMuchToThink) {
   EXPECT_EQ(tail(switched, "low"),
             "\n\nWho? Hm.|the chat template can be told whether to think, but not how much");
   EXPECT_EQ(tail(switched, "off"), "\n\nWho?|");
+  const auto effort_alone = [&](const std::string& source) {
+    return about(source).tail(document, turns, {.on = {}, .effort = "low"}).remark;
+  };
+  EXPECT_EQ(effort_alone(graded), "");
+  EXPECT_EQ(effort_alone(switched), "the chat template can be told whether to think, but not how much");
+  EXPECT_THAT(effort_alone("{{ messages[0].content }}{{ reasoning_effort if enable_thinking }}"),
+              testing::HasSubstr("only where it is told to think"));
   EXPECT_EQ(tail("{{ messages[0].content }}", "low"),
             "\n\nWho?|the chat template cannot be told how much to think");
   EXPECT_EQ(tail("{% if thinking %}{{ reasoning_effort }}{% endif %}" + graded, "high").substr(0, 20),
@@ -208,6 +216,13 @@ TEST_F(Chat, RefusesTemplatesThatChangeTheDocument) {
       false, "Be brief.");
   EXPECT_THROW(no_system.head("text"), InputError);
   EXPECT_THROW(DocumentChat::from_json("{}", "t"), InputError);
+  try {
+    DocumentChat::from_json(
+        R"({"template": "", "system": "", "document_role": "user", "time": 0, "think": "much"})", "a.lode");
+    ADD_FAILURE() << "expected a word that is known";
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("a.lode: field 'think': expected on, off"));
+  }
   EXPECT_THROW(
       DocumentChat::from_json(R"({"template": "", "system": "", "document_role": "x", "time": 0})", "t"),
       InputError);

@@ -15,6 +15,7 @@
 #include "base/file.h"
 #include "base/text.h"
 #include "cli.h"
+#include "lodestone/automatic.h"
 #include "lodestone/error.h"
 #include "shell_word.h"
 #include "show_sources.h"
@@ -26,12 +27,14 @@ namespace {
 constexpr const char* kHelp =
     "A line is a question; questions before it and their answers are remembered.\n"
     "  /sources       the passages that the last answer rests on\n"
-    "  /method SPEC   attend by another method from here on; without SPEC: which one it is\n"
+    "  /method SPEC   attend by another method, or auto, from here on; without SPEC: which one it is\n"
     "  /back          forget the last question and its answer\n"
     "  /new           forget the whole conversation\n"
     "  /save FILE     write the conversation to a new file\n"
     "  /help          this list\n"
-    "  /quit          leave, as Ctrl-D does; Ctrl-C stops an answer\n";
+    "  /quit          leave, as Ctrl-D does; Ctrl-C stops an answer\n"
+    "What cannot be obeyed is said, and the conversation goes on; where its lines come from a\n"
+    "pipe or file it ends there, with exit code 2.\n";
 
 struct ChatVerbFlags {
   AskedFlags asked;
@@ -44,7 +47,10 @@ struct ChatVerbFlags {
 class Conversation {
  public:
   Conversation(const ChatVerbFlags& flags, AskedText text)
-      : flags_(flags), prompts_(prompts_of(flags.asked, text)), stored_(text.context.methods()) {
+      : flags_(flags),
+        prompts_(prompts_of(flags.asked, text)),
+        stored_(text.context.methods()),
+        attachments_(text.attachments) {
     const AskedMethod method = asked_methods(flags.specs, text).front();
     say_why(method, flags.asked.common);
     spec_ = method.spec;
@@ -64,7 +70,7 @@ class Conversation {
   void ask(const std::string& question);
   using Hear = std::function<void(std::string_view)>;
   Answer answer(bool want_sources, std::int64_t most, const Hear& on_text, const Hear& on_thought);
-  void use(const Spec& spec);
+  void use(const std::string& method);
   void show_sources();
   void save(const std::string& path) const;
   void forget(std::size_t turns);
@@ -75,6 +81,7 @@ class Conversation {
   const ChatVerbFlags& flags_;
   Prompts prompts_;
   std::vector<Spec> stored_;
+  Attachments attachments_;  // what `auto` chooses by
   std::optional<Asker> asker_;
   Spec spec_;
   MethodId method_ = kDense;
@@ -84,7 +91,16 @@ class Conversation {
   std::vector<std::string> thoughts_;  // in front of each; the model is not told of them again
 };
 
-void Conversation::use(const Spec& spec) {
+void Conversation::use(const std::string& method) {
+  AskedMethod asked;
+  if (const auto automatic = parse_auto(method)) {
+    const AutoChoice choice =
+        choose_attention(*automatic, attachments_, stored_, auto_place(asker_->context()));
+    asked = {.spec = choice.spec, .why = choice.why};
+  } else {
+    asked.spec = parse_specs({method}).front();
+  }
+  const Spec& spec = asked.spec;
   MethodId id = kDense;
   asker_->change([&](Context& context) {  // what was read by another method is read again
     id = context.attach(spec);
@@ -92,6 +108,7 @@ void Conversation::use(const Spec& spec) {
   });
   method_ = id;
   spec_ = spec;
+  say_why(asked, flags_.asked.common);
 }
 
 /// The answer to the last question of turns_. What is held of the conversation already is not read again.
@@ -140,7 +157,7 @@ void Conversation::ask(const std::string& question) {
   stream.end_thoughts();
   say("\n");
   if (stopped) print_remark("(stopped; what was said so far is remembered)");
-  if (const std::string why = stopped ? "" : prompts_.why_empty(g); !why.empty())
+  if (const std::string why = stopped ? "" : prompts_.why_empty(g, flags_.max_new_tokens); !why.empty())
     print_remark("(no answer: " + why + ")");
   if (!stopped && !flags_.asked.common.quiet && people)
     std::cerr << fmt::format("{}: looked at {:.2f} % of the KV bytes; {:.2f} s{}\n", spec_.str(),
@@ -207,7 +224,7 @@ bool Conversation::obey(const std::string& line) {
   else if (name == "/method" && rest.empty())
     say(spec_.str() + "\n");
   else if (name == "/method")
-    use(parse_spec(rest));
+    use(rest);
   else if (name == "/back")
     forget(2);
   else if (name == "/new")
@@ -260,7 +277,10 @@ void run(const ChatVerbFlags& flags) {
     try {
       if (!conversation.obey(line)) break;
     } catch (const InputError& error) {
-      if (!terminal) throw;  // a script should know
+      if (!terminal) {  // a script should know; what is answered stays answered
+        if (flags.asked.common.json) print_json(conversation.to_json());
+        throw;
+      }
       print_remark(excerpt(error.what(), 1000));
     }
   }
@@ -273,7 +293,10 @@ void run(const ChatVerbFlags& flags) {
 void add_chat(CLI::App& app) {
   auto flags = std::make_shared<ChatVerbFlags>();
   CLI::App* verb = app.add_subcommand(
-      "chat", "A conversation about an indexed text: questions line by line, /help lists commands");
+      "chat",
+      "A conversation about an indexed text: questions line by line, /help lists commands. In a terminal it "
+      "goes "
+      "on after a command that cannot be obeyed; lines from a pipe or file end there, with exit code 2");
   add_asked_flags(*verb, flags->asked);
   add_asked_attention_flag(*verb, flags->specs);
   verb->add_option("-n,--predict", flags->max_new_tokens, "most tokens of an answer")

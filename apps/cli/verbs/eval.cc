@@ -15,6 +15,7 @@
 #include "engine/model.h"
 #include "lab/eval/audit_result.h"
 #include "lab/eval/fit_samples.h"
+#include "lab/eval/records.h"
 #include "lab/tasks/datasets.h"
 #include "lodestone/error.h"
 #include "rank_reader.h"
@@ -50,9 +51,10 @@ bool holds_answers(const std::string& path) {
   return std::getline(file, line) && std::getline(file, line);
 }
 
-/// Ranks read the same prompts, also where their clocks are on two sides of midnight.
-std::time_t time_of_all() {
-  const std::time_t now = std::time(nullptr);
+/// What chat templates take for today: of a run that goes on, the day that it began on. Ranks read the same prompts,
+/// also where their clocks are on two sides of midnight.
+std::time_t time_of_all(const std::string& output) {
+  const std::time_t now = begun_at(output).value_or(std::time(nullptr));
   return ranks() == nullptr ? now : std::stoll(ranks()->broadcast(std::to_string(now)));
 }
 
@@ -64,7 +66,7 @@ std::shared_ptr<const DocumentChat> chat_of(const EvalFlags& flags, const Model&
   if (source.empty() && flags.chat == "auto") return nullptr;
   if (source.empty()) throw InputError(where + ": expected one for --chat, found none");
   return std::make_shared<const DocumentChat>(
-      document_chat(model, {.source = source, .now = time_of_all()}, where));
+      document_chat(model, {.source = source, .now = time_of_all(flags.output)}, where));
 }
 
 void run(const EvalFlags& flags) {

@@ -61,6 +61,7 @@ struct Earlier {
   std::string path;
   ContextMeta meta;
   StoredSource stored;
+  std::vector<TokenId> ids;
   std::vector<TokenId> head;  ///< tokens in front of the text
   Attachments attachments;
 };
@@ -70,10 +71,12 @@ Earlier read_earlier(const std::string& path) {
   Earlier earlier = {.path = path,
                      .meta = read_context_meta(file, path),
                      .stored = read_source(file, path),
+                     .ids = {},
                      .head = {},
                      .attachments = read_attachments(file, path)};
   const auto ids = SectionReader(file, "").values<TokenId>("tokens");
   const auto head = std::min<std::size_t>(ids.size(), static_cast<std::size_t>(earlier.stored.first_token));
+  earlier.ids.assign(ids.begin(), ids.end());
   earlier.head.assign(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(head));
   return earlier;
 }
@@ -176,18 +179,48 @@ void say_read(const SourceText& source, std::int64_t tokens, std::int64_t kv_byt
                   human_bytes(kv_bytes)));
 }
 
-/// What is to be indexed: what is added to goes on as it began.
-IndexedText tokens_of(const Model& model, const SourceText& source, const IndexFlags& flags,
-                      const std::optional<Earlier>& earlier, std::time_t now) {
-  if (flags.append.empty() || earlier->head.empty())
-    return indexed_text(model, flags.chat, source.text, earlier ? earlier->attachments : Attachments(), now);
-  IndexedText reading = {.tokens = earlier->head,
-                         .first_token = std::ssize(earlier->head),
-                         .attachments = earlier->attachments,
+/// Of a text that is added to: it goes on as it began.
+IndexedText appended_tokens(const Model& model, const SourceText& source, const Earlier& earlier) {
+  IndexedText reading = {.tokens = earlier.head,
+                         .first_token = std::ssize(earlier.head),
+                         .attachments = earlier.attachments,
                          .remarks = {}};
   const auto text = model.tokenizer().encode(source.text, Tokenizer::Bos::none);
   reading.tokens.insert(reading.tokens.end(), text.begin(), text.end());
   return reading;
+}
+
+/// Whether the file holds some of the text that need not be read again, not just what a template puts in front of any.
+bool shares_text(const Earlier& earlier, const IndexedText& reading) {
+  return kept_tokens(earlier.ids, reading.tokens, kCpuChunk) > reading.first_token;
+}
+
+struct DatedText {
+  IndexedText reading;
+  std::time_t now;  ///< what its chat template takes for today
+};
+
+/// What is to be indexed. A chat template may put the day in front: the one of a file that holds some of this text, or
+/// of an interrupted reading of it, so that it need not be read again. Else it is today, whatever lies at these places.
+DatedText text_to_index(const Model& model, const SourceText& source, const IndexFlags& flags,
+                        const std::optional<Earlier>& earlier, const std::filesystem::path& log) {
+  const std::time_t today = std::time(nullptr);
+  if (!flags.append.empty() && !earlier->head.empty())
+    return {appended_tokens(model, source, *earlier), today};
+  const std::time_t begun_at = flags.restart ? 0 : PrefillLog::time_of(log).value_or(0);  // 0: there is none
+  const auto read_at = [&](const Attachments& before, std::time_t now) {
+    return indexed_text(model, flags.chat, source.text, before, earlier ? earlier->path : "", now);
+  };
+  if (earlier && earlier->attachments.contains(DocumentChat::kAttachment)) {
+    IndexedText reading = read_at(earlier->attachments, today);
+    if (shares_text(*earlier, reading) || PrefillLog::begins(log, reading.tokens))
+      return {std::move(reading), begun_at > 0 ? begun_at : today};
+  }
+  if (begun_at > 0) {
+    IndexedText reading = read_at({}, begun_at);
+    if (PrefillLog::begins(log, reading.tokens)) return {std::move(reading), begun_at};
+  }
+  return {read_at({}, today), today};
 }
 
 /// The file whose text a token belongs to.
@@ -374,9 +407,7 @@ Json index_text(IndexFlags flags) {
   const auto model = load_model(flags.common, flags.model);
   if (!flags.append.empty()) expect_its_model(flags, *earlier, *model);
   const auto place = PrefillLog::beside(flags.output);
-  const std::optional<std::time_t> begun_at = flags.restart ? std::nullopt : PrefillLog::time_of(place);
-  const std::time_t now = begun_at.value_or(std::time(nullptr));
-  const IndexedText reading = tokens_of(*model, source, flags, earlier, now);
+  const auto [reading, now] = text_to_index(*model, source, flags, earlier, place);
   const auto tokens = std::ssize(reading.tokens);
   if (!flags.common.quiet)
     for (const std::string& remark : reading.remarks) say(remark);
@@ -434,7 +465,7 @@ SharedReading read_for_ranks(const IndexFlags& flags, const Model& model, const 
   if (all.rank() == 0) {
     check_output(flags, specs);
     shared.source = read_sources(flags, std::nullopt);
-    shared.reading = tokens_of(model, shared.source, flags, std::nullopt, std::time(nullptr));
+    shared.reading = indexed_text(model, flags.chat, shared.source.text, {}, "", std::time(nullptr));
     if (!flags.common.quiet)
       for (const std::string& remark : shared.reading.remarks) say(remark);
   }

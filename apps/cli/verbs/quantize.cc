@@ -55,11 +55,16 @@ void run(const QuantizeFlags& flags) {
   ThreadPool pool(flags.common.threads);
   std::optional<Progress> progress;
   const GgufExport options = {.type = parse_type(flags.type),
-                              .tensors_done = [&](std::int64_t done, std::int64_t all) {
-                                if (!progress)
-                                  progress.emplace("writing", all, "tensors", flags.common.progress());
-                                progress->at(done);
-                              }};
+                              .tensors_done =
+                                  [&](std::int64_t done, std::int64_t all) {
+                                    if (!progress)
+                                      progress.emplace("writing", all, "tensors", flags.common.progress());
+                                    progress->at(done);
+                                  },
+                              .remark =
+                                  [&](const std::string& said) {
+                                    if (!flags.common.quiet) print_remark(said);
+                                  }};
   const MatrixTypes matrices =
       flags.model.empty() ? export_random_gguf(flags.shape, flags.tokenizer, flags.output, options, pool)
                           : export_gguf(flags.model, flags.output, options, pool);

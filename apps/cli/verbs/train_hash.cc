@@ -186,6 +186,7 @@ void run(const TrainHashFlags& flags) {
       checkpoint, [&] { return std::filesystem::exists(checkpoint); },
       [&] { result = train_hash(model, options, settings, prompts, checkpoint, flags.common.progress()); });
   Json made = settings.json(), heads = Json::array();
+  made["from"] = settings.from.filename().string();  // folders are this machine's
   made["texts"] = flags.texts.size();
   made["lessons"] = flags.lessons.lessons;
   made.update(trained_on(model, options, prompts));

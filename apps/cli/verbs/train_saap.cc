@@ -209,6 +209,7 @@ void run(const TrainSaapFlags& flags) {
         h.seconds);
   };
   Json made = settings.json(), heads = Json::array();
+  made["from"] = settings.from.filename().string();  // folders are this machine's
   std::int64_t total = 0;
   for (const Prompt& prompt : prompts) total += std::ssize(prompt.tokens);
   const ContextOptions context = context_options(flags.common, flags.model);

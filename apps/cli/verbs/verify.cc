@@ -71,6 +71,16 @@ std::string verify(const VerifyFlags& flags) {
                      meta.tokens, files);
 }
 
+/// A script that reads the object learns what is wrong from it, too; people have the sentence on stderr.
+std::string verify_and_report(const VerifyFlags& flags) {
+  try {
+    return verify(flags);
+  } catch (const InputError& error) {
+    if (flags.common.json) print_json({{"file", flags.path}, {"intact", false}, {"wrong", error.what()}});
+    throw;
+  }
+}
+
 }  // namespace
 
 void add_verify(CLI::App& app) {
@@ -82,7 +92,7 @@ void add_verify(CLI::App& app) {
                    "a .lode file, a model folder or .gguf file, a .safetensors file or a plan")
       ->required();
   verb->callback([flags] {
-    const std::string checked = verify(*flags);
+    const std::string checked = verify_and_report(*flags);
     if (flags->common.json)
       return print_json({{"file", flags->path}, {"intact", true}, {"checked", checked}});
     print_text(flags->path + ": intact (" + checked + ")\n");

@@ -57,6 +57,23 @@ void expect_model_joins(const Model& model) {
   expect_like_layers(model.config(), "--union");
 }
 
+/// Before any is opened: -m can name the model of one of them, which is the wrong one for the other.
+void expect_one_model(std::span<const std::filesystem::path> paths) {
+  const auto meta_of = [](const std::filesystem::path& path) {
+    return read_context_meta(ContainerReader(path), path);
+  };
+  const ContextMeta first = meta_of(paths.front());
+  for (const std::filesystem::path& path : paths.subspan(1)) {
+    const ContextMeta other = meta_of(path);
+    if (other.model_fingerprint != first.model_fingerprint)
+      throw InputError(
+          fmt::format("--union: {}: expected a text that was read by the model of {} ('{}'), found one of "
+                      "another model ('{}'): index it with that model, or leave --union out, which asks each "
+                      "text by its own",
+                      path.string(), paths.front().string(), first.model_path, other.model_path));
+  }
+}
+
 void expect_alike(const Part& first, const Part& other) {
   const Context::Impl &a = first.context.impl(), &b = other.context.impl();
   const auto refuse = [&](const std::string& expected, const std::string& found) {
@@ -223,6 +240,7 @@ JoinedTexts join_texts(std::span<const std::filesystem::path> paths, std::shared
                        const ContextOptions& asked) {
   LODE_ASSERT(paths.size() > 1 && asked.device == Device::cpu);
   expect_model_joins(*model);
+  expect_one_model(paths);
   ContextOptions options = asked;
   if (options.max_tokens == 0) options.max_tokens = room_of(paths, *model);
   std::vector<Part> parts;

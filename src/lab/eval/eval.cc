@@ -591,7 +591,12 @@ EvalReport evaluate(std::shared_ptr<const Model> model, const std::vector<Sample
   Json settings = record_settings(*model, options.protocol, options.context);
   if (options.audit_limit) settings["audit_limit"] = *options.audit_limit;
   if (options.order_rows) settings["order"] = "cluster";
-  if (options.chat != nullptr) settings["chat"] = options.chat->settings().source;
+  if (options.chat != nullptr) {
+    const DocumentChat::Settings& chat = options.chat->settings();
+    settings["chat"] = chat.source;
+    // Answers of two days would be to two prompts.
+    if (chat.source.find("strftime_now") != std::string::npos) settings[kBegunAt] = chat.now;
+  }
   Records records(options.records, settings);
   const EvalPass pass = {options.protocol, &records};
   Answering answering(model, samples, specs, {&pass, 1}, options);

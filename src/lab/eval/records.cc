@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
 
 #include "base/file.h"
 #include "base/hash.h"
@@ -102,6 +103,18 @@ std::string difference(const Json& found, const Json& wanted) {
 }
 
 }  // namespace
+
+std::optional<std::time_t> begun_at(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  std::string line;
+  if (!std::getline(file, line)) return std::nullopt;
+  const Json first = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (!first.is_object()) return std::nullopt;
+  const Json& time = json_member(first, kBegunAt);
+  if (!time.is_number_integer()) return std::nullopt;
+  const auto seconds = time.get<std::int64_t>();
+  return seconds >= 0 && seconds < std::int64_t{1} << 40 ? std::optional<std::time_t>(seconds) : std::nullopt;
+}
 
 Records::Records(const std::filesystem::path& path, const Json& settings) : path_(path) {
   if (path.empty()) return;

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdio>
+#include <ctime>
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,6 +17,11 @@
 #include "lodestone/engine.h"
 
 namespace lode {
+
+/// In a file's settings: when its run began, of a chat template that says the day.
+inline constexpr const char* kBegunAt = "begun_at";
+/// What the file at `path` says there, if anything.
+std::optional<std::time_t> begun_at(const std::filesystem::path& path);
 
 struct AnswerRecord {
   std::string text;

@@ -16,6 +16,7 @@
 #include "serve/engine/source_places.h"
 #include "serve/prompt_text.h"
 #include "serve/specs.h"
+#include "text/blanks.h"
 
 namespace lode::serve {
 
@@ -177,19 +178,26 @@ void add_notice(Answer& answer, const std::string& notice) {
   if (!notice.empty()) answer.notice += (answer.notice.empty() ? "" : "; ") + notice;
 }
 
-/// Why an answer that was cut off is none, or no JSON; empty where nothing is to be said.
+std::string ending_of(Ending ending) {
+  return std::string(lode::name_of(ending));
+}
+
+/// Why an answer that was cut off is none, or no JSON, and what would help; empty where nothing is to be said.
 std::string why_cut(const Question& question, const Answer& answer, const Generation& generation) {
-  if (generation.stopped) return {};
+  if (generation.stopped || answer.ending == ending_of(Ending::cancelled)) return {};
+  const bool full = answer.ending == ending_of(Ending::room),
+             thinking = answer.thought_tokens > 0 && answer.thought_tokens == answer.answer_tokens;
+  if (!thinking && question.schema.empty()) return {};
+  const std::string when =
+      full ? fmt::format("the context was full, {} tokens behind the question", answer.answer_tokens)
+           : fmt::format("its {} tokens were used up", answer.answer_tokens);
   const std::string json =
       question.schema.empty() ? "" : ", so that the answer is not the JSON of its schema";
-  if (answer.thought_tokens > 0 && answer.thought_tokens == answer.answer_tokens)
-    return fmt::format(
-        "the model was still thinking when its {} tokens were used up{}: allow it more (max_tokens), or "
-        "fewer of them for thoughts",
-        answer.answer_tokens, json);
-  if (json.empty()) return {};
-  return fmt::format("the answer's {} tokens were used up{}: allow it more (max_tokens)",
-                     answer.answer_tokens, json);
+  const std::string more =
+      full ? "shorter messages leave it more room, max_tokens does not" : "allow it more (max_tokens)";
+  return fmt::format("{} when {}{}: {}{}",
+                     thinking ? "the model was still thinking" : "the answer was cut off", when, json, more,
+                     thinking ? ", or fewer of them for thoughts" : "");
 }
 
 /// The stop string of the request that ended the answer; empty when something else did.
@@ -204,10 +212,6 @@ const SourceMass* mass_of(const std::shared_future<lode::Answer>& neutral) {
   } catch (const std::exception&) {  // no room for it: nothing is taken off
     return nullptr;
   }
-}
-
-std::string ending_of(Ending ending) {
-  return std::string(lode::name_of(ending));
 }
 
 }  // namespace
@@ -358,7 +362,8 @@ Request EngineBackend::request_of(Job& job, AutoChoice& chosen) {
   const Thinking thinking = {.on = question.think, .effort = question.effort};
   const Prompt prompt = has_document ? prompting.behind(*job.opened.document, question.turns, thinking)
                                      : prompting.of(question.turns, thinking);
-  job.answer.notice = prompt.notice;
+  job.answer.notice = question.notice;
+  add_notice(job.answer, prompt.notice);
   const bool wanted = has_document && question.want_sources;
   if (wanted) job.no_sources = why_no_sources(*job.opened.document);
   job.want_sources = wanted && job.no_sources.empty();

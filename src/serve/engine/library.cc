@@ -327,12 +327,10 @@ ContextInfo Library::create(NewContext context) {
                      "which measure none, found 'auto'");
     entry->automatic = false;
   }
-  entry->title = context.title;
   entry->text = std::move(context.text);
   entry->is_file = context.is_file;
   entry->on_read = std::move(context.on_read);
   ContextInfo& info = entry->info;
-  info.name = context.name;
   info.text_bytes = static_cast<std::int64_t>(entry->text.size());
   info.model = entry->model->id;
   info.step = "waiting";
@@ -340,6 +338,10 @@ ContextInfo Library::create(NewContext context) {
   info.expires = context.ttl_seconds > 0 ? info.created + context.ttl_seconds : 0;
   info.attentions = names_of(entry->specs);
   const std::lock_guard lock(mutex_);
+  info.name = context.name;
+  for (int number = 2; context.any_name && entries_.contains(info.name); ++number)
+    info.name = numbered_name(context.name, number);
+  entry->title = context.title.empty() ? info.name : context.title;
   const auto before = entries_.find(info.name);
   // One that failed and left no file is as good as none.
   if (before != entries_.end() &&

@@ -5,6 +5,7 @@
 #include <array>
 
 #include "base/hash.h"
+#include "text/blanks.h"
 
 namespace lode::serve {
 
@@ -35,13 +36,6 @@ constexpr std::uint64_t power(std::size_t exponent) {
 
 }  // namespace
 
-std::string_view trimmed(std::string_view text) {
-  constexpr const char* kBlanks = " \t\r\n";
-  const std::size_t begin = text.find_first_not_of(kBlanks);
-  if (begin == std::string_view::npos) return {};
-  return text.substr(begin, text.find_last_not_of(kBlanks) - begin + 1);
-}
-
 std::uint64_t TextFinder::anchor_of(std::string_view text) {
   std::uint64_t hash = 0;
   for (std::size_t i = 0; i < kAnchor; ++i)
@@ -56,7 +50,7 @@ std::uint64_t TextFinder::rolled(std::uint64_t hash, unsigned char out, unsigned
 
 void TextFinder::add(const std::string& name, std::string_view text) {
   remove(name);
-  text = trimmed(text);
+  text = without_blanks(text);
   if (text.size() < kAnchor) return;
   known_.emplace(anchor_of(text), Known{name, hash_hex(text), text.size()});
 }

@@ -46,9 +46,6 @@ class TextFinder {
   std::unordered_multimap<std::uint64_t, Known> known_;  // by the hash of the first 64 bytes
 };
 
-/// A text without the blanks at both ends.
-std::string_view trimmed(std::string_view text);
-
 // ---- Details. -------------------------------------------------------------------------------------------------
 
 template <class Visit>
