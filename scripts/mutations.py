@@ -318,13 +318,14 @@ def main() -> int:
         (ROOT / "docs/results/mutations.md").write_text(table(mutations), encoding="utf-8")
         return 0
     results = read_results()
-    wanted = [m for m in chosen(mutations, arguments.names) if arguments.again or not caught(m, results)]
+    asked = chosen(mutations, arguments.names)
+    wanted = [m for m in asked if arguments.again or not caught(m, results)]
     todo = [m for m in wanted if can_run(m)]
     for m in wanted:
         if not can_run(m):
             print(f"left out, since this machine has no {m.needs}: {m.id}")
     if not todo:
-        print(f"{len(mutations) - len(wanted)} of {len(mutations)} mistakes were caught before; --again tries them once more")
+        print(f"{len(asked) - len(wanted)} of {len(asked)} mistakes were caught before; --again tries them once more")
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     copy_tree()

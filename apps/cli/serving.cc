@@ -161,7 +161,10 @@ std::unique_ptr<serve::EngineBackend> make_backend(const ServingFlags& flags, co
       options.on_gpu.emplace(id, there.model);
       step_bytes += there.step_bytes;
     }
-    if (!options.on_gpu.empty()) share_gpu(options, step_bytes, before, flags, common);
+    if (!options.on_gpu.empty())
+      share_gpu(options, step_bytes, before, flags, common);
+    else if (!flags.gpu_memory.empty() && !common.quiet)
+      print_remark("--gpu-memory is left aside: no model is on a GPU");
   }
   return std::make_unique<serve::EngineBackend>(models, std::move(options));
 }

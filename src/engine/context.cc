@@ -59,7 +59,7 @@ GpuGroup gpu_group(const ContextOptions& options) {
 }
 
 ContextOptions checked(const ModelConfig& config, ContextOptions options) {
-  if (options.chunk == 0) options.chunk = options.device == Device::cuda ? kGpuChunk : kCpuChunk;
+  options.chunk = prefill_chunk(options);
   if (options.max_tokens == 0) options.max_tokens = config.max_positions;
   if (options.max_tokens > config.max_positions) {
     throw InputError(

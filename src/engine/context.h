@@ -18,6 +18,11 @@ namespace lode {
 
 /// Tokens of a prefill chunk: enough that products of matrices are efficient.
 inline constexpr std::int64_t kCpuChunk = 512, kGpuChunk = 2048;
+/// Tokens of a prefill chunk under these options.
+inline std::int64_t prefill_chunk(const ContextOptions& options) {
+  if (options.chunk > 0) return options.chunk;
+  return options.device == Device::cuda ? kGpuChunk : kCpuChunk;
+}
 /// Tokens of a question that choose their keys together, where a method has all of them do so: longer questions
 /// choose by pieces, on every device.
 inline constexpr std::int64_t kMostTogether = 2048;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "engine/context.h"
 #include "engine/context_file.h"
 #include "io/container.h"
 #include "lodestone/error.h"
@@ -36,14 +37,28 @@ std::string differs(const ContextMeta& meta, const Model& model, const ContextOp
   return {};
 }
 
-}  // namespace
-
-std::int64_t kept_tokens(std::span<const TokenId> stored, std::span<const TokenId> wanted,
-                         std::int64_t chunk) {
+/// Tokens that both begin with, cut at a whole chunk unless they are the same.
+std::int64_t common_tokens(std::span<const TokenId> stored, std::span<const TokenId> wanted,
+                           std::int64_t chunk) {
   const auto parted = std::mismatch(stored.begin(), stored.end(), wanted.begin(), wanted.end());
   const std::int64_t common = parted.first - stored.begin();
   const bool all = common == std::ssize(stored) && common == std::ssize(wanted);
   return all ? common : common / chunk * chunk;
+}
+
+}  // namespace
+
+std::int64_t reusable_tokens(const ContextMeta& meta, std::span<const TokenId> stored, const Model& model,
+                             const ContextOptions& options, std::span<const TokenId> tokens,
+                             std::string& why) {
+  why = differs(meta, model, options);
+  if (!meta.shards.empty()) why = "its keys lie in shards, to which nothing can be added";
+  if (!why.empty()) return 0;
+  const std::int64_t chunk = prefill_chunk(options), kept = common_tokens(stored, tokens, chunk);
+  if (kept == 0)
+    why = std::ssize(stored) < chunk ? fmt::format("a text of fewer than {} tokens is read anew", chunk)
+                                     : fmt::format("its first {} tokens differ", chunk);
+  return kept;
 }
 
 std::optional<Context> reuse_context(const std::filesystem::path& path, std::shared_ptr<const Model> model,
@@ -51,17 +66,9 @@ std::optional<Context> reuse_context(const std::filesystem::path& path, std::sha
                                      std::span<const Spec> specs, std::string& why) {
   const ContainerReader file(path);
   const ContextMeta meta = read_context_meta(file, path);
-  why = differs(meta, *model, options);
-  if (!meta.shards.empty()) why = "its keys lie in shards, to which nothing can be added";
-  if (!why.empty()) return std::nullopt;
   const auto stored = SectionReader(file, "").values<TokenId>("tokens");
-  const std::int64_t chunk = Context(model, options).options().chunk;
-  const std::int64_t kept = kept_tokens(stored, tokens, chunk);
-  if (kept == 0) {
-    why = std::ssize(stored) < chunk ? fmt::format("a text of fewer than {} tokens is read anew", chunk)
-                                     : fmt::format("its first {} tokens differ", chunk);
-    return std::nullopt;
-  }
+  const std::int64_t kept = reusable_tokens(meta, stored, *model, options, tokens, why);
+  if (kept == 0) return std::nullopt;
   const bool same = holds(meta, specs);
   const bool grow = same && 2 * kept >= std::ssize(tokens);
   try {

@@ -9,13 +9,16 @@
 #include <span>
 #include <string>
 
+#include "engine/context_file.h"
 #include "lodestone/engine.h"
 
 namespace lode {
 
-/// Tokens that both begin with, cut at a whole chunk unless they are the same.
-std::int64_t kept_tokens(std::span<const TokenId> stored, std::span<const TokenId> wanted,
-                         std::int64_t chunk);
+/// How many of `tokens` need not be read again where a file has this meta and these tokens: those that both begin with,
+/// cut at a whole prefill chunk unless they are the same. 0, and `why`, where nothing can be kept.
+std::int64_t reusable_tokens(const ContextMeta& meta, std::span<const TokenId> stored, const Model& model,
+                             const ContextOptions& options, std::span<const TokenId> tokens,
+                             std::string& why);
 
 /// Keeps the longest beginning of `tokens` that the context at `path` holds, cut at a whole prefill chunk, so
 /// that reading on gives the keys that one reading of all gives, to the bit. `specs` are attached; their

@@ -119,6 +119,7 @@ struct KvStore::Impl {
   std::int64_t expected = 0;  ///< rows below it were announced by expect()
   std::unique_ptr<Reservation> memory;
   std::vector<Range> ranges;          // [L, Hkv, kParts]
+  std::span<std::byte> short_ranges;  ///< where all ranges lie, if each is shorter than a huge page
   mutable std::vector<KvRows> views;  // [L, Hkv]
   RecurrentStates recurrent;
 
@@ -134,6 +135,7 @@ struct KvStore::Impl {
     // for each.
     auto* at =
         reinterpret_cast<std::byte*>(round_up(reinterpret_cast<std::intptr_t>(memory->data()), kHugePage));
+    std::byte* const begin = at;
     for (std::int64_t head = 0; head < heads; ++head) {
       const auto layer = static_cast<int>(head / s.kv_heads), in_layer = static_cast<int>(head % s.kv_heads);
       for (int part = 0; part < kParts; ++part) {
@@ -153,6 +155,9 @@ struct KvStore::Impl {
                        .rows = 0,
                        .d = s.dim(layer)});
     }
+    bool all_short = true;
+    for (int layer = 0; layer < s.layers; ++layer) all_short = all_short && range_bytes(layer, 0) < kHugePage;
+    if (all_short) short_ranges = {begin, at};
   }
 
   /// Bytes of one row of a part; 0 for the scales of types that have none.
@@ -230,6 +235,11 @@ void KvStore::expect(std::int64_t tokens) {
   Impl& s = *impl_;
   tokens = std::min(tokens, s.shape.max_tokens);
   if (tokens <= s.expected) return;
+  // Short ranges lie one behind the other: where nearly all of each will be full, huge pages may reach over several.
+  if (tokens >= s.shape.max_tokens - s.shape.max_tokens / 8 && std::ssize(s.short_ranges) >= kHugePage) {
+    const std::int64_t whole = std::ssize(s.short_ranges) / kHugePage * kHugePage;
+    madvise(s.short_ranges.data(), static_cast<std::size_t>(whole), MADV_HUGEPAGE);
+  }
   s.for_ranges([&](Impl::Range& range, std::int64_t row_bytes) {
     // Only huge pages that will be full, so that memory stays what the type says.
     const std::int64_t begin = s.expected * row_bytes / kHugePage * kHugePage;

@@ -77,7 +77,7 @@ class Chat(ProgramTest):
         self.assertEqual((lines[0]["begun_at"], [line["id"] for line in lines[1:]]), (10**9, ["a", "b"]))
         del settings["begun_at"]  # as versions wrote it that mixed days
         answers.write_text("\n".join((json.dumps(settings), *rest)) + "\n", encoding="utf-8")
-        self.assert_refused(run(*command), "begun_at", "another run")
+        self.assert_refused(run(*command), "on which day they were begun")
 
     def test_templates_that_are_wrong(self):
         for name, template, mention in (("broken", "{% if %}", "line 1"), ("raises", "{{ raise_exception('no such role') }}", "no such role"),

@@ -305,8 +305,10 @@ class Contexts(ServeTest):
         self.server.chat(QUESTION, context="awaited", max_tokens=1)
         form = (b'--x\r\nContent-Disposition: form-data; name="wait"\r\n\r\ntrue\r\n'
                 b'--x\r\nContent-Disposition: form-data; name="file"; filename="broken.pdf"\r\n\r\n%PDF-1.4 no\r\n--x--\r\n')
-        failed = self.server.json("POST", "/v1/contexts", form, {"Content-Type": "multipart/form-data; boundary=x"}, expect=409)
-        self.assertIn("cannot be used", failed["error"]["message"])
+        for _ in range(2):
+            failed = self.server.json("POST", "/v1/contexts", form, {"Content-Type": "multipart/form-data; boundary=x"}, expect=409)
+            self.assertIn("cannot be used", failed["error"]["message"])
+        self.assertEqual(self.server.request("GET", "/v1/contexts/broken-2.pdf")[0], 404, "one that failed keeps no name")
 
     def test_an_upload_that_waits_hears_when_it_is_deleted(self):
         with concurrent.futures.ThreadPoolExecutor() as pool:

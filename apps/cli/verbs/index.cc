@@ -190,9 +190,20 @@ IndexedText appended_tokens(const Model& model, const SourceText& source, const 
   return reading;
 }
 
+ContextOptions options_for(const IndexFlags& flags, const Model& model, std::int64_t tokens) {
+  ContextOptions options = context_options(flags.common, flags.model);
+  options.max_tokens = flags.model.context > 0 ? flags.model.context
+                                               : room_for_questions(model, tokens, flags.model.rope_factor);
+  return options;
+}
+
 /// Whether the file holds some of the text that need not be read again, not just what a template puts in front of any.
-bool shares_text(const Earlier& earlier, const IndexedText& reading) {
-  return kept_tokens(earlier.ids, reading.tokens, kCpuChunk) > reading.first_token;
+bool shares_text(const Earlier& earlier, const Model& model, const IndexFlags& flags,
+                 const IndexedText& reading) {
+  std::string why;
+  const ContextOptions options = options_for(flags, model, std::ssize(reading.tokens));
+  return reusable_tokens(earlier.meta, earlier.ids, model, options, reading.tokens, why) >
+         reading.first_token;
 }
 
 struct DatedText {
@@ -213,7 +224,7 @@ DatedText text_to_index(const Model& model, const SourceText& source, const Inde
   };
   if (earlier && earlier->attachments.contains(DocumentChat::kAttachment)) {
     IndexedText reading = read_at(earlier->attachments, today);
-    if (shares_text(*earlier, reading) || PrefillLog::begins(log, reading.tokens))
+    if (shares_text(*earlier, model, flags, reading) || PrefillLog::begins(log, reading.tokens))
       return {std::move(reading), begun_at > 0 ? begun_at : today};
   }
   if (begun_at > 0) {
@@ -412,9 +423,7 @@ Json index_text(IndexFlags flags) {
   if (!flags.common.quiet)
     for (const std::string& remark : reading.remarks) say(remark);
   if (automatic) specs = with_automatic(std::move(specs), *model, tokens, flags.common);
-  ContextOptions options = context_options(flags.common, flags.model);
-  options.max_tokens = flags.model.context > 0 ? flags.model.context
-                                               : room_for_questions(*model, tokens, flags.model.rope_factor);
+  const ContextOptions options = options_for(flags, *model, tokens);
   const std::int64_t kv_bytes = plan_memory(*model, options.kv_type, tokens, {}).kv;
   expect_room(flags.output, static_cast<std::uint64_t>(kv_bytes));
   if (flags.restart) std::filesystem::remove(place);

@@ -76,7 +76,8 @@ std::string verify_and_report(const VerifyFlags& flags) {
   try {
     return verify(flags);
   } catch (const InputError& error) {
-    if (flags.common.json) print_json({{"file", flags.path}, {"intact", false}, {"wrong", error.what()}});
+    if (flags.common.json && std::filesystem::exists(flags.path))
+      print_json({{"file", flags.path}, {"intact", false}, {"wrong", error.what()}});
     throw;
   }
 }

@@ -339,13 +339,16 @@ ContextInfo Library::create(NewContext context) {
   info.attentions = names_of(entry->specs);
   const std::lock_guard lock(mutex_);
   info.name = context.name;
-  for (int number = 2; context.any_name && entries_.contains(info.name); ++number)
+  const auto is_taken = [&] {
+    const auto before = entries_.find(info.name);
+    // One that failed and left no file is as good as none.
+    return before != entries_.end() &&
+           (before->second->on_disk || before->second->info.state != ContextState::failed);
+  };
+  for (int number = 2; context.any_name && is_taken(); ++number)
     info.name = numbered_name(context.name, number);
   entry->title = context.title.empty() ? info.name : context.title;
-  const auto before = entries_.find(info.name);
-  // One that failed and left no file is as good as none.
-  if (before != entries_.end() &&
-      (before->second->on_disk || before->second->info.state != ContextState::failed))
+  if (is_taken())
     throw ApiError(
         409, fmt::format("a context '{}' exists already: delete it first, or choose another name", info.name),
         "context_exists");

@@ -3,7 +3,7 @@
 //
 // Work map: grid (blocks that share a list, KV heads x lists, query tokens), kWarps warps a block. The keys
 // of a list (sink, rows, window, in that order) are cut into pieces that depend on their number alone; a
-// block owns one, its warps take tiles of 16 keys in turn (attend_walk.cuh). A block merges the states of its
+// block owns one, its warps take tiles of 16 keys in turn (tile_loop.cuh). A block merges the states of its
 // warps in shared memory and posts the result; the blocks of the list that started last merge what all have
 // posted (attend_merge.cuh). The order of merging is fixed. Many lists go to blocks that take several pieces
 // (attend_many.cu), with the same bits.
@@ -11,7 +11,7 @@
 // The block that started last waits only for blocks that run already; those a few places before it may wait
 // for some that have not started, but they are never more than half as many as there are processors, in all
 // lists together, so that the others find room, also beside a second stream's that wait. In further streams
-// no block waits so (processors.h).
+// no block waits so (sm_count.h).
 //
 // Launched while the kernel in front still runs: where tokens and keys stand is looked up at once. Keys that
 // no list names are fetched, but for the newest one, which this step writes; where several tokens come with a

@@ -20,7 +20,7 @@
 //
 // A block waits for others only when all of its own pieces are posted, and no more than half of those that
 // run at once do so before all have started: the others find room, also beside a second stream's that wait.
-// In further streams only the block that started last waits (processors.h).
+// In further streams only the block that started last waits (sm_count.h).
 #include <algorithm>
 
 #include "kernels/cuda/attend/attend_finish.cuh"

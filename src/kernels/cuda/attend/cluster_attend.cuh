@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention of one list by the cluster of blocks that has chosen its keys: the list is cut into pieces, as
-// many for each block, four warps walk over a piece (attend_walk.cuh), and blocks send the states of each
+// many for each block, four warps walk over a piece (tile_loop.cuh), and blocks send the states of each
 // column to one that merges them. How many blocks the cluster has does not change a bit. No list is written
 // to device memory, no kernel launched, no block waits for another list's.
 #pragma once

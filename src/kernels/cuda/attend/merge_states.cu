@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kThreads)
     merge_planes_kernel(const Merged m, int d, float* to, const SplitResult split) {
   constexpr int kParts = kMost + 3;
   __shared__ float lse[kParts], weight[kParts];
-  release_successor();
+  release_successor();  // which fetches weights meanwhile, and waits for what is merged here
   const std::int64_t row = blockIdx.x, rows = gridDim.x;
   const int thread = static_cast<int>(threadIdx.x), all = m.planes.count + m.count;
   const auto from = [&](int p) {

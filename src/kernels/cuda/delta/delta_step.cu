@@ -64,7 +64,7 @@ __global__ __launch_bounds__(kThreads) void step_kernel(const DeltaLayer layer, 
     token.decay[0] = gates.x, token.beta[0] = gates.y;
   }
   __syncthreads();
-  arrive_in_cluster();
+  arrive_in_cluster();  // all that was read of `before` has been used: it stands in shared memory
   float o[kColumns];
   take_token<kColumns, kFours>(s, token, 0, lane, column, o);
   if (lane < kColumns) made[column + lane] = lane == 0 ? o[0] : o[1];

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Selection by signatures in one launch, and attention over what it chose where lists are short: the way of
-// near_keys.cu for the widths that `train hash` has (128 inputs, hidden layers of 128, 32 bits).
+// hamming_topk.cu for the widths that `train hash` has (128 inputs, hidden layers of 128, 32 bits).
 //
 // Work map: a cluster for each list, of sixteen blocks or, where there are many lists, fewer, a query head's
-// networks spread over kOfHead of them. Blocks send each other what they need to know (cluster_link.cuh) and
+// networks spread over kOfHead of them. Blocks send each other what they need to know (cta_cluster_mailbox.cuh) and
 // nobody waits for anything else:
 //
 //   weights and signatures on their way before the queries are there -> each layer's outputs to the head's

@@ -112,7 +112,7 @@ void select_by_signature(const Queries& queries, const float* q /*[N, Hq, d]*/, 
                          std::int64_t capacity, std::int32_t* counts /*[lists]*/, StreamHandle stream,
                          const SignatureRanks& ranks = {});
 
-/// The same where the shapes are those of near_cluster.cu; false, and nothing done, elsewhere.
+/// The same where the shapes are those of hamming_topk_attend.cu; false, and nothing done, elsewhere.
 bool select_in_cluster(const Queries& queries, const float* q, const SignNets& nets,
                        const Signatures& signatures, const SignatureRule& rule, std::int64_t max_tokens,
                        std::int32_t* rows, std::int64_t capacity, std::int32_t* counts, StreamHandle stream);

@@ -9,7 +9,7 @@
 //   -> all have the keys by which buckets are ranked; each ranks its own, says where the lists of the chosen
 //      ones lie, and lists what keys of them are not in lists yet
 //
-// They wait for messages (cluster_link.cuh), never for one another.
+// They wait for messages (cta_cluster_mailbox.cuh), never for one another.
 //
 // Products are of integers (mma.m16n8k32.s8): inputs of 16 bits, against the largest that the block has, as
 // two columns of bytes; weights of one byte or two. A block's part of a sum is exact, parts are added in the

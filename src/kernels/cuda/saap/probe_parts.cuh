@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of the bucket classifier (classifier.cu) that know nothing of queries: what a task looks like to
+// The parts of the bucket classifier (probe.cu) that know nothing of queries: what a task looks like to
 // a block, as the host works it out once for all of them, and tiles of weights times columns of bytes.
 #pragma once
 

@@ -2,7 +2,7 @@
 // Counting select where sixteen blocks hold a list in registers. Work map: a cluster for each list, sixteen
 // entries a thread, the best score as level 0.
 //
-//   scores -> entries of each level, counted in shared memory -> counts to all blocks (cluster_link.cuh) ->
+//   scores -> entries of each level, counted in shared memory -> counts to all blocks (cta_cluster_mailbox.cuh) ->
 //   one warp of each finds the level where the list ends and what of it is in earlier blocks -> the warps'
 //   counts -> rows
 //
