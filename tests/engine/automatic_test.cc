@@ -44,6 +44,7 @@ TEST(Auto, TakesTheCheapestThatIsGoodEnough) {
     return choose_attention(*parse_auto(spec), all, kIndexed).spec.str();
   };
   EXPECT_EQ(chosen("auto"), "kmeans");
+  EXPECT_EQ(choose_attention({}, measured(kCheap + "," + kDear), kIndexed).spec.str(), "kmeans");
   EXPECT_EQ(chosen("auto:error=0.02"), "squeezed");
   EXPECT_EQ(chosen("auto:error=0.001"), "full");
   EXPECT_EQ(chosen("auto:error=0.06"), "quest");  // by the error alone

@@ -74,6 +74,12 @@ TEST_F(RecordsTest, TellsApartSamplesThatDifferInAnythingThatCounts) {
   other.context = std::make_shared<std::string>("d");
   EXPECT_THROW(records.find(other, "full"), InputError) << "another context of the same length";
   other = sample("1");
+  other.question += "?";
+  EXPECT_THROW(records.find(other, "full"), InputError);
+  other = sample("1");
+  other.answers.push_back("another");
+  EXPECT_THROW(records.find(other, "full"), InputError);
+  other = sample("1");
   other.match = Match::f1;
   EXPECT_THROW(records.find(other, "full"), InputError);
   other = sample("1");

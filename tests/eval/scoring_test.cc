@@ -30,6 +30,7 @@ TEST(Contains, WantsWholeWords) {
   EXPECT_EQ(of("a flute, then a Lute.", Match::contains, {"lute"}), 1.0);
   EXPECT_EQ(of("cloud, table", Match::contains, {"loud", "able"}), 0.0);
   EXPECT_EQ(of("148213", Match::contains, {"48213"}), 0.0);
+  EXPECT_EQ(of("two lutes", Match::contains, {"lute"}), 0.0);
   EXPECT_EQ(of("\"lute\"", Match::contains, {"lute"}), 1.0);
   EXPECT_EQ(of("\u7b54\u6848\u662f\u6771\u4eac\u3002", Match::contains, {"\u6771\u4eac"}), 1.0)
       << "no script parts words alike";

@@ -54,11 +54,16 @@ TEST(RopeGolden, RotationsEqualTransformers) {
       std::vector<float> x(2 * half, 0.0f);  // (1, 0) in each plane turns into (cos, sin)
       std::fill_n(x.begin(), half, 1.0f);
       rope.rotate(x, position);
+      std::vector<float> y(2 * half, 0.0f);  // and (0, 1) into (-sin, cos)
+      std::fill_n(y.begin() + static_cast<std::ptrdiff_t>(half), half, 1.0f);
+      rope.rotate(y, position);
       for (std::size_t i = 0; i < half; ++i) {
         const float ulp_of_angle = static_cast<float>(position) * rope.frequencies()[i] * 0x1p-23f;
         const float tolerance = 2e-6f + (golden["name"] == "dynamic-long" ? 8 : 1.5f) * ulp_of_angle;
         EXPECT_NEAR(x[i], want["cos"][i].get<float>(), tolerance) << i;
         EXPECT_NEAR(x[i + half], want["sin"][i].get<float>(), tolerance) << i;
+        EXPECT_EQ(y[i], -x[i + half]) << i;
+        EXPECT_EQ(y[i + half], x[i]) << i;
       }
     }
   }

@@ -245,6 +245,13 @@ TEST(StreamDecoder, HoldsBackPartsOfCharacters) {
             "a");
   EXPECT_EQ(stream.push(12), "");
   EXPECT_EQ(stream.finish(), "\xef\xbf\xbd");
+
+  std::string json = kByteLevel;
+  json.replace(json.find("\"bc\": 14"), 8, "\"bc\": 14, \"âĤ\": 15, \"¬\": 16");
+  const Tokenizer longer = Tokenizer::parse(json, "test");
+  StreamDecoder of_three(longer);
+  EXPECT_EQ(of_three.push(15), "") << "two of a character's three bytes";
+  EXPECT_EQ(of_three.push(16), "€");
 }
 
 }  // namespace

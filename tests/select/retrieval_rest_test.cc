@@ -10,6 +10,7 @@
 
 #include "lodestone/error.h"
 #include "select/retrieval/rest.h"
+#include "select/shared/best_keys.h"
 #include "select/shared/shares_index.h"
 #include "support/forged_index.h"
 #include "support/selectors.h"
@@ -157,6 +158,7 @@ TEST(Rest, NumbersThatAreNoneAreLeftOutAndInfiniteOnesHurtNobody) {
   const auto rows = out.set(0).rows;
   EXPECT_TRUE(std::is_sorted(rows.begin(), rows.end()));
   EXPECT_NE(std::find(rows.begin(), rows.end(), 20), rows.end());
+  EXPECT_EQ(weight_below(std::nanf(""), 1.0f), 0.0);
 }
 
 constexpr WorldShape kShape = {

@@ -75,6 +75,17 @@ TEST(Keys, NeighboursJoinAndShortPiecesBecomeRows) {
   EXPECT_TRUE(keys.log_weights().empty());
 }
 
+TEST(Selection, RowsBehindAWeightedOneWeighNothing) {
+  Selection s;
+  s.add_set({0, 0, 1, 0, 1});
+  s.add_row(6, 0.25f);
+  s.add_rows(std::vector<Position>(
+      100, 8));  // the last of the selection: nothing behind them makes room for weights
+  std::vector<float> expected(101, 0.0f);
+  expected[0] = 0.25f;
+  EXPECT_EQ(list(s.set(0).log_weights), expected);
+}
+
 TEST(Selection, WeightsOfSomeSetsLeaveTheOthersPlain) {
   Selection s, other;
   s.add_set({0, 0, 1, 0, 1});

@@ -399,6 +399,7 @@ TEST(SentenceGap, OnlyBetweenSentencesOfOneParagraph) {
   EXPECT_EQ(gaps("Go. Stay! \"Why?\" \"No.\" he said. See 3.5 or e.g. this.\n\nNext. End"),
             "Go.|Stay!|\"Why?\"|\"No.\" he said.|See 3.5 or e.g. this.\n\nNext.|End");
   EXPECT_EQ(gaps("He left (at last.) Then,"), "He left (at last.)|Then,");
+  EXPECT_EQ(gaps("We met Ann in Rome."), "We met Ann in Rome.");
   EXPECT_EQ(gaps(""), "");
   EXPECT_EQ(gaps(". "), ". ");
 }
