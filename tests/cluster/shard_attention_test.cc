@@ -76,9 +76,9 @@ TEST_F(ShardAttentionTest, EveryMethodChoosesAsOnOneMachine) {
   for (const char* spec :
        {"full", "streaming:window=20", "streaming:sink=150,window=200", "topk:k=5,window=20",
         "topk:k=300,window=7", "kmeans:clusters=8,probes=3,window=20", "random:fraction=0.25,window=20",
-        "squeezed:clusters=20%,sparsity=0.5", "ideal:sparsity=0.5,block=4",
-        "quest:page_size=8,budget=64,window=20", "retrieval:k=9,sink=1,window=20", "magicpig:window=20",
-        "infllm:window=20", "hnsw:k=9,window=20"}) {
+        "squeezed:clusters=20%,sparsity=0.5", "squeezed:clusters=20%,sparsity=0.5,tail=on",
+        "ideal:sparsity=0.5,block=4", "quest:page_size=8,budget=64,window=20",
+        "retrieval:k=9,sink=1,window=20", "magicpig:window=20", "infllm:window=20", "hnsw:k=9,window=20"}) {
     const std::vector<float> alone = logits(document(spec), spec);
     const bool plain = std::string(spec) == "full" || std::string(spec) == "topk:k=5,window=20";
     for (const int size : plain ? std::vector<int>{1, 2, 3, 4, 7} : std::vector<int>{2, 5})
