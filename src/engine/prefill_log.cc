@@ -155,7 +155,7 @@ PrefillLog::~PrefillLog() {
 /// Where another process writes it, this one does without.
 bool PrefillLog::open() {
   if (fd_ >= 0) return true;
-  fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0666);
+  fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600);
   struct stat info = {};
   if (fd_ < 0) cannot(path_, "opened");
   if (::fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode))

@@ -127,6 +127,7 @@ class Growing(ProgramTest):
             process.communicate()
             self.assertEqual(process.returncode, code)
             self.assertFalse(output.exists())
+        self.assertEqual(log.stat().st_mode & 0o777, 0o600, "keys and values are no other user's business")
         kept = log.read_bytes()
         other = documents.write(self.place, "other.txt", "Another text. " * 50)
         self.assert_refused(run("index", "-m", self.model, "-f", other, "-o", output), "found one of another text, model or setting")
