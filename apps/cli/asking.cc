@@ -162,7 +162,7 @@ AskedText open_asked(const AskedFlags& flags) {
 }
 
 Prompts prompts_of(const AskedFlags& flags, const AskedText& text) {
-  Prompts prompts(flags.prompts, *text.model, text.attachments, source_of(text.context).text,
+  Prompts prompts(prompt_options(flags.prompts), *text.model, text.attachments, source_of(text.context).text,
                   flags.context);
   if (!prompts.remark().empty() && !flags.common.quiet) print_remark(prompts.remark());
   return prompts;

@@ -345,14 +345,16 @@ class HfDocument:
                     layer.__dict__.clear()
                     layer.__dict__.update({name: _copy(value) for name, value in self._states[i].items()})
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
         """Writes tokens, keys, values and the other layers' states (safetensors, whole or not at all).
 
-        Indexes are built again by Attached.load.
+        Indexes are built again by Attached.load. InputError for a file that is there already, unless `overwrite`.
         """
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
+        if not overwrite and os.path.exists(path):
+            raise InputError(f"{os.fspath(path)}: this file exists already; overwrite=True replaces it")
         with self._turn:
             self.roll_back()
             tensors = {"input_ids": self.input_ids.cpu().contiguous()}
