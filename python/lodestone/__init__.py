@@ -326,6 +326,7 @@ class Document:
         max_thought_tokens: int | None = None,
         chat: bool | None = None,
         think: str | None = None,
+        after: Answer | None = None,
     ) -> Answer:
         """Asks a question. `stream=True` returns at once; iterate over the answer.
 
@@ -342,6 +343,8 @@ class Document:
         sources: find the passages that the answer rests on (Answer.sources) while it is given, which costs time at each token;
         else they are found when they are first asked for.
         max_thought_tokens: of a model that thinks before it answers: behind so many its thoughts are ended; None = no such bound.
+        after: the answer that this question goes on from; the model is shown it, and what was asked and answered before it, as in
+        `lodestone chat`. Waits for that answer.
         InputError when the question is empty, the document is not indexed for `attention`, it has no room for question and answer, or
         a setting does not fit the template that it was read in.
         """
@@ -362,6 +365,7 @@ class Document:
                 max_thought_tokens,
                 chat,
                 think,
+                None if after is None else after._stream,
             )
         )
         if answer._stream.remark:

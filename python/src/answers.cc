@@ -51,7 +51,8 @@ PromptOptions prompt_options(const Asked& asked) {
 /// An answer under way: iterating gives pieces of text as they become final.
 class Stream {
  public:
-  Stream(std::shared_ptr<PyDocument> document, const std::string& question, const Asked& asked)
+  /// `after`: the answer that the question goes on from, with what was asked before; null: a new conversation.
+  Stream(std::shared_ptr<PyDocument> document, const std::string& question, const Asked& asked, Stream* after)
       : document_(std::move(document)),
         shared_(std::make_shared<Shared>()),
         prompting_(prompt_options(asked)) {
@@ -63,6 +64,8 @@ class Stream {
                        std::string(question.empty() ? "an empty one" : "blanks alone"));
     document_->here();
     InCallback::check_outside();
+    if (after != nullptr) turns_ = after->conversation();
+    turns_.emplace_back(without_blanks(question));
     Request request;
     request.document = document_->document;
     request.attention = attention_of(*document_->document, asked.attention);
@@ -70,7 +73,7 @@ class Stream {
     {
       const nb::gil_scoped_release release;  // a template renders the whole text
       const Prompts prompts(prompting_, *document_->document, "ask");
-      request.prompt = prompts.of(std::string(without_blanks(question)));
+      request.prompt = prompts.of(turns_);
       prompts.set_ends(request.options);
       remark_ = prompts.remark();
     }
@@ -124,6 +127,12 @@ class Stream {
     document_->here();
     if (!answer_) answer_ = wait_for(*document_->owner, ticket_);
     return *answer_;
+  }
+  /// Question, answer, ..., this answer, as `lodestone chat` remembers them; waits.
+  std::vector<std::string> conversation() {
+    std::vector<std::string> turns = turns_;
+    turns.push_back(answer().generation.text);
+    return turns;
   }
   void cancel() {
     document_->owner->cancel(ticket_.id);
@@ -196,6 +205,7 @@ class Stream {
   std::shared_ptr<PyDocument> document_;
   std::shared_ptr<Shared> shared_;
   PromptOptions prompting_;
+  std::vector<std::string> turns_;  ///< up to the question
   Ticket<Answer> ticket_;
   std::optional<Ticket<Answer>> neutral_;   ///< where sources are wanted
   std::optional<Request> without_sources_;  ///< what was asked, where sources may still be wanted
@@ -243,7 +253,7 @@ void bind_stream(nb::module_& m) {
              std::optional<std::string> attention, std::int64_t max_new_tokens, std::vector<std::string> stop,
              double temperature, std::uint64_t seed, std::optional<std::string> question_template, bool exact,
              bool sources, std::optional<std::int64_t> max_thought_tokens, std::optional<bool> chat,
-             std::optional<std::string> think) {
+             std::optional<std::string> think, Stream* after) {
             new (self) Stream(std::move(document), question,
                               {.attention = std::move(attention),
                                .max_new_tokens = max_new_tokens,
@@ -255,12 +265,13 @@ void bind_stream(nb::module_& m) {
                                .sources = sources,
                                .max_thought_tokens = max_thought_tokens,
                                .chat = chat,
-                               .think = std::move(think)});
+                               .think = std::move(think)},
+                              after);
           },
           nb::arg("document"), nb::arg("question"), nb::arg("attention").none(), nb::arg("max_new_tokens"),
           nb::arg("stop"), nb::arg("temperature"), nb::arg("seed"), nb::arg("template").none(),
           nb::arg("exact"), nb::arg("sources"), nb::arg("max_thought_tokens").none(), nb::arg("chat").none(),
-          nb::arg("think").none())
+          nb::arg("think").none(), nb::arg("after").none())
       .def(
           "__iter__", [](nb::handle self) { return nb::borrow(self); },
           nb::sig("def __iter__(self) -> collections.abc.Iterator[str]"))

@@ -118,6 +118,24 @@ def test_the_program_answers_alike(folder, model, text, tmp_path, chat):
     assert again["answer"] == answer["answer"]
 
 
+@pytest.mark.skipif(not PROGRAM.exists(), reason="the program is not built beside the package")
+@pytest.mark.parametrize("chat", ["auto", "off"])
+def test_a_conversation_goes_on_as_in_the_program(folder, model, text, tmp_path, chat):
+    path, source, questions = tmp_path / "talk.lode", tmp_path / "text.txt", [QUESTION, "And who is older?", "Where?"]
+    source.write_text(text, encoding="utf-8")
+    run("index", "-m", folder, "-f", source, "-o", path, "-a", "full", "--quiet", "--chat", chat, "--kv-type", "f32")
+    command = [PROGRAM, "chat", path, "--json", "--quiet", "-n", "8"]
+    said = json.loads(subprocess.run(command, input="\n".join(questions), check=True, capture_output=True, text=True).stdout)
+    document, answers = lodestone.Document.load(path, model), []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for question in questions:
+            answers.append(document.ask(question, max_new_tokens=8, stream=True, after=answers[-1] if answers else None))
+        alone = document.ask(questions[1], max_new_tokens=8)
+    assert [answer.text for answer in answers] == [turn["answer"] for turn in said["turns"]]
+    assert alone.tokens != answers[1].tokens
+
+
 def test_an_answer_ends_with_its_turn_and_thoughts_are_apart(thinker):
     document = lodestone.Document.read(thinker, "It was a quiet day. " * 20)
     answer = document.ask("Who?")
