@@ -11,7 +11,8 @@
 `attend`, `attend_causal`, `plan`, `merge` and `top_k` work on arrays of NumPy, PyTorch, JAX, CuPy or anything with DLPack, in the CPU's
 memory or on a GPU (`lodestone.cuda`), `Selector` on those in the CPU's memory.
 `register_method` adds a method that is written in Python. `lodestone.hf` brings the methods to models of transformers,
-`lodestone.lm_eval` to lm-evaluation-harness, and `lodestone.vllm` brings documents to vLLM.
+`lodestone.evaluate` scores them as `lodestone eval` does, `lodestone.lm_eval` brings the methods to lm-evaluation-harness, and
+`lodestone.vllm` brings documents to vLLM.
 
 Letters in shapes: S cached tokens, T new tokens, B query tokens of a step, L layers, Hq query heads, Hkv KV heads, d head dimension, V vocabulary.
 """
@@ -114,7 +115,9 @@ class Model:
     """A frozen model: config, tokenizer, weights, threads. Shared by any number of documents."""
 
     def __init__(self, path: str | os.PathLike[str], device: str = "cpu", threads: int = 0) -> None:
-        """path: a Hugging Face folder or a .gguf file; threads: 0 = one per core. InputError says what is wrong."""
+        """path: a Hugging Face folder or a .gguf file; device: 'cpu', or 'cuda' in a package built with CUDA, where documents then
+        lie and are asked; threads: 0 = one per core. InputError says what is wrong, RunError when the GPU's memory is too small.
+        """
         self._model = _Model.load(os.fspath(path), device, threads)
         _models.add(self._model)
 
@@ -135,6 +138,11 @@ class Model:
         would lie. InputError for unknown specs.
         """
         return self._model.estimate(tokens, _many(specs), question, kv_type, os.fspath(folder))
+
+    @property
+    def device(self) -> str:
+        """'cpu' or 'cuda': where its documents lie and are asked."""
+        return self._model.device
 
     @property
     def fingerprint(self) -> str:
@@ -299,7 +307,8 @@ class Document:
     def kv(self, layer: int) -> list[tuple[NDArray[Any], NDArray[Any]]]:
         """Keys and values of a layer, a pair [S, d] for each KV head, read-only and without a copy.
 
-        float32 or float16 as kv_type says; bf16 comes as uint16 (torch: `.view(torch.bfloat16)`). InputError for quantised ones.
+        float32 or float16 as kv_type says; bf16 comes as uint16 (torch: `.view(torch.bfloat16)`). InputError for quantised ones,
+        and for documents on a GPU.
         """
         return self._document.kv(layer)
 

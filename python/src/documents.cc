@@ -72,7 +72,8 @@ std::shared_ptr<PyDocument> read_document(std::shared_ptr<PyModel> model, const 
   if (without_blanks(text).empty())
     throw InputError("read: expected a text, found " +
                      std::string(text.empty() ? "an empty one" : "blanks alone"));
-  DocumentOptions options = {.kv_type = parse_dtype(kv_type), .max_tokens = max_tokens, .seed = seed};
+  DocumentOptions options = {
+      .kv_type = parse_dtype(kv_type), .device = model->device, .max_tokens = max_tokens, .seed = seed};
   for (const std::string& spec : specs) {
     if (parse_auto(spec))
       options.automatic = true;
@@ -105,7 +106,7 @@ std::shared_ptr<PyDocument> read_document(std::shared_ptr<PyModel> model, const 
 std::shared_ptr<PyDocument> load_document(const std::string& path, std::shared_ptr<PyModel> model,
                                           const std::vector<std::string>& specs) {
   model->process.check("Model");
-  DocumentOptions options = {.specs = parse_specs(specs)};
+  DocumentOptions options = {.specs = parse_specs(specs), .device = model->device};
   const nb::gil_scoped_release release;
   auto document = Document::open(path, model->model, options);
   return std::make_shared<PyDocument>(std::move(model), std::move(document));
@@ -161,6 +162,10 @@ std::shared_ptr<PyDocument> document_of_keys(std::shared_ptr<PyModel> model,
                                              const std::vector<std::string>& specs, std::int64_t max_tokens,
                                              std::uint64_t seed) {
   model->process.check("Model");
+  if (model->device != Device::cpu)
+    throw InputError(
+        "from_keys: expected a model on the CPU, found one on a GPU; save() the document there and "
+        "load() it with this model");
   check_room("from_keys", max_tokens);
   if (keys.size() != values.size()) throw InputError("from_keys: expected as many values as keys");
   std::vector<Array> k, v;
@@ -206,6 +211,9 @@ std::vector<std::pair<Rows, Rows>> kv_of(nb::handle_t<PyDocument> self, int laye
   if (layer < 0 || layer >= config.layers)
     throw InputError("kv: expected a layer below " + std::to_string(config.layers) + ", found " +
                      std::to_string(layer));
+  if (document.owner->device != Device::cpu)
+    throw InputError(
+        "kv: expected a document on the CPU, found one on a GPU; load() its file with a model there");
   const auto& all = document.document->impl().rows;
   std::vector<std::pair<Rows, Rows>> heads;
   for (int h = 0; h < config.kv_heads_of(layer); ++h) {

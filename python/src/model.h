@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/batch.h"
 #include "lodestone/chat.h"
 #include "lodestone/document.h"
 #include "lodestone/scheduler.h"
@@ -26,6 +27,8 @@ namespace lode::python {
 /// A model and the scheduler that answers for it.
 struct PyModel {
   std::shared_ptr<const Model> model;
+  Device device = Device::cpu;             ///< of its documents
+  std::shared_ptr<const GpuModel> on_gpu;  ///< its weights there; null: on the CPU
   std::shared_ptr<Scheduler> scheduler;
   OfProcess process;
 

@@ -20,6 +20,7 @@ Estimate estimate(const PyModel& model, std::int64_t tokens, const std::vector<s
       .tokens = tokens,
       .question = question,
       .kv_type = parse_dtype(kv_type),
+      .device = model.device,
       .free_disk = static_cast<std::int64_t>(std::filesystem::space(folder).available)};
   const std::vector<Spec> asked = parse_specs(specs);
   const nb::gil_scoped_release release;
@@ -47,21 +48,34 @@ void bind_estimate(nb::module_& m) {
 
 }  // namespace
 
+namespace {
+
+Device device_of(const std::string& name) {
+  if (name == "cpu") return Device::cpu;
+  if (name != "cuda") throw InputError("Model: expected device 'cpu' or 'cuda', found '" + name + "'");
+  const GpuInfo gpu = gpu_info();
+  if (!gpu.ok) throw InputError("Model: expected a GPU for device 'cuda', found none to use: " + gpu.why);
+  return Device::cuda;
+}
+
+}  // namespace
+
 std::shared_ptr<PyModel> PyModel::load(const std::string& path, const std::string& device, int threads) {
-  if (device != "cpu")
-    throw InputError("Model: expected device 'cpu', found '" + device +
-                     "'; the program has --device cuda, this package does not yet");
   if (threads < 0) throw InputError("Model: expected threads of 0 or more, found " + std::to_string(threads));
   const nb::gil_scoped_release release;
   auto loaded = std::make_shared<PyModel>();
+  loaded->device = device_of(device);
   loaded->model = Model::load(path, threads);
-  loaded->scheduler = std::make_shared<Scheduler>(loaded->model);
+  // Its weights go there before the scheduler asks how much memory is free.
+  if (loaded->device == Device::cuda) loaded->on_gpu = put_on_gpu(*loaded->model, DType::f16).model;
+  loaded->scheduler = std::make_shared<Scheduler>(loaded->model, SchedulerOptions{.device = loaded->device});
   return loaded;
 }
 
 PyModel::~PyModel() {
   if (!process.here()) {  // its threads are the parent's: nobody would answer when they are asked to end
     new std::shared_ptr<Scheduler>(std::move(scheduler));
+    new std::shared_ptr<const GpuModel>(std::move(on_gpu));
     new std::shared_ptr<const Model>(std::move(model));
     return;
   }
@@ -123,6 +137,7 @@ void bind_models(nb::module_& m) {
             return self.model->tokenizer().decode(tokens);
           },
           nb::arg("tokens"))
+      .def_prop_ro("device", [](const PyModel& self) { return std::string(name_of(self.device)); })
       .def_prop_ro("fingerprint", [](const PyModel& self) { return self.model->fingerprint(); })
       .def_prop_ro("weight_bytes", [](const PyModel& self) { return self.model->weight_bytes(); })
       .def_prop_ro("eos", [](const PyModel& self) { return self.model->config().eos; })

@@ -29,6 +29,7 @@ NB_MODULE(_core, m) {
   bind_documents(m);
   bind_answers(m);
   bind_sequence(m);
+  bind_evaluation(m);
 }
 
 }  // namespace lode::python

@@ -27,6 +27,7 @@ void bind_models(nb::module_& m);
 void bind_documents(nb::module_& m);
 void bind_answers(nb::module_& m);
 void bind_sequence(nb::module_& m);
+void bind_evaluation(nb::module_& m);
 
 /// The process that made an object whose threads a fork leaves behind.
 class OfProcess {

@@ -492,3 +492,26 @@ def test_jax_and_its_freed_arrays():
     k_.delete()
     with pytest.raises(TypeError, match="k: expected"):
         lodestone.attend(q_, k_, v_)
+
+
+def test_documents_lie_and_are_asked_on_the_gpu(tmp_path):
+    text = " ".join(f"The number of house {i} is {7 * i % 1000}." for i in range(400))
+    host, gpu = lodestone.Model(POCKET), lodestone.Model(POCKET, device="cuda")
+    assert (host.device, gpu.device) == ("cpu", "cuda")
+    specs = ["kmeans:probes=1024", "topk:k=64"]
+    there = lodestone.Document.read(gpu, text, specs=specs, kv_type="bf16")
+    assert there.ask("What is the number of house 17?", attention="full").ending in ("stop", "length")
+    assert len(there.ask("What is the number of house 17?", attention="topk:k=64", sources=True).sources) > 0
+    here = lodestone.Document.read(host, text, kv_type="bf16")
+    one, other = (lodestone.Sequence(d, "full").forward(host.encode(" house")) for d in (there, here))
+    np.testing.assert_allclose(one, other, atol=0.3)  # bf16 products in another order
+    everything = lodestone.Sequence(there, specs[0]).forward(host.encode(" house"))
+    np.testing.assert_allclose(everything, one, atol=0.05)
+    there.save(tmp_path / "there.lode")
+    again = lodestone.Document.load(tmp_path / "there.lode", gpu)
+    first, second = (d.ask("What is the number of house 17?", attention="full").tokens for d in (there, again))
+    assert first == second
+    with pytest.raises(lodestone.InputError, match="found one on a GPU"):
+        there.kv(0)
+    with pytest.raises(lodestone.InputError, match="found one on a GPU"):
+        lodestone.Document.from_keys(gpu, [1], [], [])

@@ -108,6 +108,8 @@ std::vector<Turn> read_turns(const Fields& body) {
   if (turns.back().role != "user")
     throw ApiError(400, fmt::format("'messages': expected a last message of the user, found one of the {}",
                                     turns.back().role));
+  if (is_blank(turns.back().text))
+    throw ApiError(400, "'messages': expected a question in the last message, found an empty text");
   return turns;
 }
 

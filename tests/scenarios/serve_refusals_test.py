@@ -155,6 +155,8 @@ REFUSED = {
     "an unknown role": (chat(messages=[{"role": "tool", "content": "a"}]), 400, "role"),
     "no content": (chat(messages=[{"role": "user"}]), 400, "content"),
     "content that is a number": (chat(messages=[{"role": "user", "content": 7}]), 400, "content"),
+    "an empty question": (chat(messages=[*ASKED[:-1], {"role": "user", "content": ""}]), 400, "found an empty text"),
+    "a question of blanks": (chat(context="harbour", messages=[{"role": "user", "content": " \n"}]), 400, "found an empty text"),
     "an image": (chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]), 400, "text"),
     "a part without text": (chat(messages=[{"role": "user", "content": [{"type": "text"}]}]), 400, "text"),
     "the assistant's word last": (chat(messages=[*ASKED, {"role": "assistant", "content": "a"}]), 400, "user"),

@@ -183,6 +183,8 @@ LayerSelector::LayerSelector(const Spec& spec, const LayerGeometry& geometry, Se
 
 LayerSelector::~LayerSelector() {
   try {
+    const cuda::OnDevice here(device_);
+    record_default();
     used_.wait();                    // pages are unmapped at once
   } catch (const std::exception&) {  // the GPU failed, or the driver is gone
   }
@@ -199,14 +201,15 @@ class LayerSelector::Call {
  public:
   Call(LayerSelector& of, const cuda::CallerStream& stream) : of_(of), stream_(stream) {
     cuda::check_not_captured(stream);
-    if (stream.stream != of.last_) of.used_.hold_up(stream.stream);
+    if (stream.stream != of.last_) {
+      of.record_default();
+      of.used_.hold_up(stream.stream);
+    }
     of.last_ = stream.stream;
   }
   ~Call() {
-    try {
-      of_.used_.record(stream_.stream);
-    } catch (const std::exception&) {  // the GPU failed: who waits for it will say so
-    }
+    of_.is_recorded_ = false;
+    if (stream_.stream != nullptr) of_.record();  // a caller's may be gone when it is wanted
   }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -215,6 +218,20 @@ class LayerSelector::Call {
   LayerSelector& of_;
   const cuda::CallerStream& stream_;
 };
+
+/// Notes how far the last call's stream is.
+void LayerSelector::record() noexcept {
+  try {
+    used_.record(last_);
+  } catch (const std::exception&) {  // the GPU failed: who waits for it will say so
+  }
+  is_recorded_ = true;
+}
+
+/// The default stream is there for ever: what a call has told it is noted when somebody is to wait for it.
+void LayerSelector::record_default() {
+  if (!is_recorded_) record();
+}
 
 /// Waits for what the stream has been told: memory may go then.
 void LayerSelector::wait(const cuda::CallerStream& stream) {

@@ -89,6 +89,8 @@ class LayerSelector {
   class HostRows;
   class Call;
 
+  void record() noexcept;
+  void record_default();
   void wait(const cuda::CallerStream& stream);
   cuda::TakenRows take(const CallerRows& rows, std::int64_t begin, std::int64_t end,
                        const cuda::CallerStream& stream);
@@ -122,7 +124,8 @@ class LayerSelector {
   cuda::Buffer places_;                // [step] QueryToken
   cuda::Buffer plain_;                 // [tokens, Hq, d] queries before RoPE; made when first needed
   cuda::Buffer parts_;                 ///< of tokens that choose together; made when first needed
-  cuda::Event used_;                   ///< the last call's work
+  cuda::Event used_;                   ///< the last call's work, once that is recorded
+  bool is_recorded_ = true;            ///< whether it is; later for the default stream alone
   cuda::Event staged_;                 ///< copies out of pinned memory that the next call writes
   bool is_staged_ = false;             ///< whether there were any
   cuda::StreamHandle last_ = nullptr;  ///< the last call's stream

@@ -185,12 +185,13 @@ std::string ending_of(Ending ending) {
   return std::string(lode::name_of(ending));
 }
 
-/// Why an answer that was cut off is none, or no JSON, and what would help; empty where nothing is to be said.
+/// Why an answer that was cut off is none, no JSON, or shorter than was allowed, and what would help; empty where nothing is
+/// to be said.
 std::string why_cut(const Question& question, const Answer& answer, const Generation& generation) {
   if (generation.stopped || answer.ending == ending_of(Ending::cancelled)) return {};
   const bool full = answer.ending == ending_of(Ending::room),
              thinking = answer.thought_tokens > 0 && answer.thought_tokens == answer.answer_tokens;
-  if (!thinking && question.schema.empty()) return {};
+  if (!thinking && !full && question.schema.empty()) return {};
   const std::string when =
       full ? fmt::format("the context was full, {} tokens behind the question", answer.answer_tokens)
            : fmt::format("its {} tokens were used up", answer.answer_tokens);

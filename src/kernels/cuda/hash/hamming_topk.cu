@@ -720,11 +720,10 @@ void launch(Params p, std::int64_t lists, std::int64_t max_tokens, StreamHandle 
   shape(cluster);
   if (cluster > 8) {
     // More than 8 blocks are not promised by every GPU, and all clusters must find room at once.
-    int possible = 0;
-    allow_wide_clusters(reinterpret_cast<const void*>(kernel));
-    if (cudaOccupancyMaxActiveClusters(&possible, kernel, &config) != cudaSuccess) possible = 0;
-    cudaGetLastError();
-    if (possible < all) shape(8);
+    const auto* const name = reinterpret_cast<const void*>(kernel);
+    allow_wide_clusters(name);
+    if (clusters_at_once(name, cluster, kThreads, static_cast<std::int64_t>(config.dynamicSmemBytes)) < all)
+      shape(8);
   }
   LODE_CUDA(cudaLaunchKernelEx(&config, kernel, p));
   LODE_LAUNCHED();

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Samples and scores of `lodestone eval`, for models that other libraries run (evaluate.py).
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "lab/eval/scoring.h"
+#include "lab/eval/statistics.h"
+#include "lab/tasks/datasets.h"
+#include "lodestone/error.h"
+#include "module.h"
+
+namespace lode::python {
+
+namespace {
+
+std::vector<Sample> read(const std::string& path, const std::string& format, std::int64_t limit,
+                         const std::string& prompts,
+                         const std::optional<std::function<std::int64_t(std::string)>>& tokens_of) {
+  if (limit < 0) throw InputError("samples: expected a limit of 0 or more, found " + std::to_string(limit));
+  TokenCount count;
+  if (tokens_of) count = [&](std::string_view text) { return (*tokens_of)(std::string(text)); };
+  return read_dataset(path, parse_dataset_format(format), limit, prompts, count);
+}
+
+std::tuple<double, std::optional<double>, std::optional<double>> interval_of(
+    const std::vector<double>& values, const std::vector<std::int64_t>& documents) {
+  if (values.empty() || values.size() != documents.size())
+    throw InputError("expected as many documents as values, and one at least, found " +
+                     std::to_string(documents.size()) + " and " + std::to_string(values.size()));
+  const Interval interval = mean_by_document(values, documents);
+  return {interval.mean, interval.low, interval.high};
+}
+
+}  // namespace
+
+void bind_evaluation(nb::module_& m) {
+  nb::class_<Sample>(m, "_Sample")
+      .def_ro("id", &Sample::id)
+      .def_ro("task", &Sample::task)
+      .def_ro("tokens", &Sample::tokens, "The length that was asked for; 0: not known.")
+      .def_prop_ro("context", [](const Sample& sample) { return *sample.context; })
+      .def_prop_ro(
+          "context_key",
+          [](const Sample& sample) { return reinterpret_cast<std::uintptr_t>(sample.context.get()); },
+          "Equal for samples that share a context.")
+      .def_ro("question", &Sample::question)
+      .def_ro("answers", &Sample::answers)
+      .def_prop_ro(
+          "wants_all",
+          [](const Sample& sample) {
+            return sample.match == Match::contains || sample.match == Match::substring;
+          },
+          "Whether all of the answers are looked for, not one of them.")
+      .def_ro("max_new", &Sample::max_new, "Tokens to generate; 0 = as many as the answers need.")
+      .def(
+          "score", [](const Sample& sample, const std::string& output) { return score(output, sample); },
+          nb::arg("output"), "0 to 1.");
+  m.def("_read_samples", &read, nb::arg("path"), nb::arg("format"), nb::arg("limit"), nb::arg("prompts"),
+        nb::arg("tokens_of").none());
+  m.def("_interval", &interval_of, nb::arg("values"), nb::arg("documents"));
+}
+
+}  // namespace lode::python
