@@ -162,7 +162,8 @@ AskedText open_asked(const AskedFlags& flags) {
 }
 
 Prompts prompts_of(const AskedFlags& flags, const AskedText& text) {
-  Prompts prompts(flags.prompts, *text.model, text.attachments, source_of(text.context).text, flags.context);
+  Prompts prompts(prompt_options(flags.prompts), *text.model, text.attachments, source_of(text.context).text,
+                  flags.context);
   if (!prompts.remark().empty() && !flags.common.quiet) print_remark(prompts.remark());
   return prompts;
 }
@@ -173,22 +174,19 @@ void check_specs(const std::vector<std::string>& specs) {
 }
 
 std::vector<AskedMethod> asked_methods(const std::vector<std::string>& specs, AskedText& text) {
-  std::vector<std::string> wanted = specs;
   const std::vector<Spec> stored = text.context.methods();
-  if (wanted.empty() && text.attachments.contains(kAutoAttachment)) wanted.emplace_back("auto");
+  const AutoPlace place = auto_place(text.context);
   std::vector<AskedMethod> methods;
-  for (const std::string& one : wanted) {
-    if (const auto automatic = parse_auto(one)) {
-      const AutoChoice choice =
-          choose_attention(*automatic, text.attachments, stored, auto_place(text.context));
-      methods.push_back({.spec = choice.spec, .why = choice.why});
-    } else {
+  const auto add = [&](const AutoChoice& choice) {
+    methods.push_back({.spec = choice.spec, .why = choice.why});
+  };
+  for (const std::string& one : specs) {
+    if (const auto automatic = parse_auto(one))
+      add(choose_attention(*automatic, text.attachments, stored, place));
+    else
       methods.push_back({.spec = parse_specs({one}).front(), .why = {}});
-    }
   }
-  if (wanted.empty())
-    for (const Spec& spec : stored) methods.push_back({.spec = spec, .why = {}});
-  if (methods.empty()) methods.push_back({.spec = parse_spec("full"), .why = {}});
+  if (specs.empty()) std::ranges::for_each(usual_attention(text.attachments, stored, place), add);
   for (AskedMethod& method : methods) {
     if (ranks() != nullptr) expect_asked_over_ranks(text.model, method.spec);
     method.id = text.context.attach(method.spec);

@@ -4,13 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <ctime>
 
-#include "base/file.h"
-#include "base/text.h"
 #include "cli.h"
-#include "engine/model.h"
-#include "lodestone/error.h"
 #include "model/config.h"
 
 namespace lode::cli {
@@ -28,6 +23,13 @@ std::string unescaped(std::string_view text) {
 }
 
 namespace {
+
+const ChatNames kFlags = {.on = "--chat on",
+                          .off = "--chat off",
+                          .system = "--system",
+                          .document_role = "--document-role",
+                          .think = "--think",
+                          .question_template = "--template"};
 
 void add_think_flag(CLI::App& verb, std::string& think, const std::string& help) {
   verb.add_option("--think", think, help)->check(CLI::IsMember({"on", "off", "low", "medium", "high"}));
@@ -52,33 +54,13 @@ void add_chat_flags(CLI::App& verb, ChatFlags& flags) {
       ->check(CLI::IsMember({"user", "system"}));
 }
 
-IndexedText indexed_text(const Model& model, const ChatFlags& flags, const std::string& text,
-                         const Attachments& before, const std::string& before_path, std::time_t now) {
-  const std::string source = flags.chat == "off" ? "" : model.impl().chat_template;
-  const std::string where = model.path().string() + ": chat template";
-  if (source.empty()) {
-    if (flags.chat == "on") throw InputError(where + ": expected one for --chat on, found none");
-    if (!flags.system.empty() || flags.document_role != "user" || !flags.think.empty())
-      throw InputError(
-          "--system, --document-role and --think: expected a model with a chat template, and --chat not off");
-    return plain_text(model, text);
-  }
-  DocumentChat::Settings settings = {.source = source,
-                                     .system = unescaped(flags.system),
-                                     .document_in_system = flags.document_role == "system",
-                                     .now = now,
-                                     .think = flags.think};
-  if (const auto known = before.find(DocumentChat::kAttachment); known != before.end()) {
-    const auto earlier =
-        DocumentChat::from_json(known->second.text, before_path + ": section 'attached/chat'");
-    if (earlier.source == settings.source && earlier.system == settings.system) settings.now = earlier.now;
-  }
-  const Thinking thinking = thinking_of(settings.think);
-  const DocumentChat chat = document_chat(model, std::move(settings), where);
-  IndexedText indexed = text_in_chat(model, chat, text);
-  if (const std::string left = chat.chat().told(thinking).remark; !left.empty())
-    indexed.remarks.push_back("--think: " + left);
-  return indexed;
+ChatOptions chat_options(const ChatFlags& flags, std::time_t now) {
+  return {.chat = parse_chat_use(flags.chat),
+          .system = unescaped(flags.system),
+          .document_in_system = flags.document_role == "system",
+          .think = flags.think,
+          .now = now,
+          .names = kFlags};
 }
 
 void add_prompt_flags(CLI::App& verb, PromptFlags& flags) {
@@ -113,71 +95,22 @@ void note_prompt_flags(const CLI::App& verb, PromptFlags& flags) {
   flags.stop_given = verb.count("--stop") > 0;
 }
 
-Prompts::Prompts(const PromptFlags& flags, const Model& model, const Attachments& attachments,
-                 std::string text, const std::string& where)
-    : model_(model),
-      text_(std::move(text)),
-      template_(unescaped(flags.question_template)),
-      most_thoughts_(flags.most_thoughts),
-      encoder_(model.tokenizer()) {
-  const auto stored = attachments.find(DocumentChat::kAttachment);
-  const bool in_chat = stored != attachments.end();
-  if (flags.chat == "on" && !in_chat)
-    throw InputError(
-        where +
-        ": expected a text that was indexed in a chat template, for --chat on, found one without: "
-        "index it again with --chat on");
-  if (in_chat && flags.chat != "off") {
-    if (flags.template_given)
-      throw InputError(
-          where +
-          ": expected no --template, as the text was indexed in the model's chat template; --chat "
-          "off asks outside it");
-    chat_ = std::make_unique<DocumentChat>(document_chat(
-        model, DocumentChat::from_json(stored->second.text, where + ": section 'attached/chat'"),
-        where + ": chat template"));
-  } else if (in_chat) {
-    remark_ =
-        "the text was indexed in a chat template; --chat off puts the question there without closing its "
-        "turn";
-  } else if (!flags.template_given && !model.impl().chat_template.empty()) {
-    remark_ = "the text was indexed without the model's chat template: questions are put by --template";
-  }
-  if (!flags.think.empty()) {
-    if (chat_ == nullptr)
-      throw InputError(where +
-                       ": expected a text that is asked in a chat template, for --think, found one without");
-    thinking_ = thinking_of(flags.think);
-    const std::string question = "?";
-    if (const std::string left = chat_->tail(text_, {&question, 1}, thinking_).remark; !left.empty())
-      remark_ = "--think: " + left;
-  }
-  if (chat_ == nullptr) fill_template(template_, "", "--template");
-  if (chat_ == nullptr || flags.stop_given)
+PromptOptions prompt_options(const PromptFlags& flags) {
+  PromptOptions options = {.chat = parse_chat_use(flags.chat),
+                           .think = flags.think,
+                           .most_thoughts = flags.most_thoughts,
+                           .names = kFlags};
+  if (flags.template_given) options.question_template = unescaped(flags.question_template);
+  if (flags.stop_given) {
+    options.stop.emplace();
     for (const std::string& stop : flags.stop)
-      if (!stop.empty()) stop_.push_back(unescaped(stop));
-}
-
-std::vector<TokenId> Prompts::of(std::span<const std::string> turns) const {
-  if (chat_ != nullptr) return encoder_.encode(chat_->tail(text_, turns, thinking_).parts);
-  constexpr std::string_view kSlot = "{question}";
-  const std::size_t slot = template_.find(kSlot);
-  std::vector<ChatPart> parts;
-  for (std::size_t i = 0; i < turns.size(); ++i) {
-    const bool question = i % 2 == 0;
-    if (question) parts.push_back({template_.substr(0, slot)});
-    parts.push_back({turns[i], static_cast<int>(i)});
-    if (question) parts.push_back({template_.substr(slot + kSlot.size())});
+      if (!stop.empty()) options.stop->push_back(unescaped(stop));
   }
-  return encoder_.encode(parts);
+  return options;
 }
 
-void Prompts::set_ends(GenerateOptions& options) const {
-  options.stop = stop_;
-  options.max_thought_tokens = most_thoughts_.value_or(-1);
-}
-
-std::string Prompts::why_empty(const Generation& answer, std::int64_t most_tokens) const {
+std::string why_empty(const Prompts& prompts, const Model& model, const Generation& answer,
+                      std::int64_t most_tokens) {
   if (answer.text.find_first_not_of(" \n\t\r") != std::string::npos) return "";
   const bool thinking =
       !answer.stopped && answer.thought_tokens == std::ssize(answer.tokens) && answer.thought_tokens > 0;
@@ -191,10 +124,10 @@ std::string Prompts::why_empty(const Generation& answer, std::int64_t most_token
         "the model was still thinking when its {} tokens were used up; -n {} gives it more, --think-tokens "
         "keeps some for the answer",
         answer.thought_tokens, std::max<std::int64_t>(2048, 4 * answer.thought_tokens));
-  const std::vector<TokenId>& eos = model_.config().eos;
+  const std::vector<TokenId>& eos = model.config().eos;
   const TokenId last = answer.tokens.empty() ? -1 : answer.tokens.back();
   const bool ended = std::find(eos.begin(), eos.end(), last) != eos.end();
-  const std::string hint = chat_ == nullptr ? "; --template may not be what this model was trained on" : "";
+  const std::string hint = !prompts.chat() ? "; --template may not be what this model was trained on" : "";
   if (answer.stopped && ended) return "the model ended its answer at once" + hint;
   if (answer.stopped) return "a stop string came first (--stop; --stop '' is none)";
   return fmt::format("its {} tokens are blanks or special tokens{}", answer.tokens.size(), hint);

@@ -35,7 +35,7 @@ std::vector<Spec> automatic_methods(const Model& model, std::int64_t tokens);
 
 struct AutoChoice {
   Spec spec;
-  std::string why;      ///< a clause for people
+  std::string why;      ///< a clause for people; empty where nothing was chosen
   double density = 1;   ///< bytes that a generated token reads, beside full attention's
   int full_beside = 0;  ///< for Request::full_beside
 };
@@ -53,5 +53,11 @@ AutoChoice choose_attention(const AutoSpec& wanted, const Attachments& attachmen
                             std::span<const Spec> methods, const AutoPlace& place = {});
 /// Of a document's own attachments and methods, where it lies.
 AutoChoice choose_attention(const AutoSpec& wanted, const Document& document);
+
+/// What a question attends by that names no method: what `auto` chooses where the text was measured, else the methods
+/// that it is indexed for, else `full`. At least one; whoever gives one answer takes the first.
+std::vector<AutoChoice> usual_attention(const Attachments& attachments, std::span<const Spec> methods,
+                                        const AutoPlace& place = {});
+std::vector<AutoChoice> usual_attention(const Document& document);
 
 }  // namespace lode

@@ -4,6 +4,8 @@
 #pragma once
 
 #include "lodestone/attention.h"
+#include "lodestone/automatic.h"
+#include "lodestone/chat.h"
 #include "lodestone/document.h"
 #include "lodestone/engine.h"
 #include "lodestone/error.h"

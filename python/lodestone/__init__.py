@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as _Many
@@ -249,18 +250,33 @@ class Document:
         kv_type: str = "f16",
         max_tokens: int = 0,
         seed: int = 0,
+        chat: bool | None = None,
+        system: str | None = None,
+        document_role: str = "user",
+        think: str | None = None,
     ) -> Document:
         """Reads a text with full attention and indexes it for `specs`; 'auto' among them measures methods on the text itself.
 
         progress(tokens_done, tokens, layers_indexed, layers) is called between chunks. kv_type: f32, f16, bf16 or q8.
         max_tokens: document, question and answer together, 0 = the model's own limit. seed: of methods that draw numbers.
-        InputError when the text is empty or longer, or a spec is unknown; KeyboardInterrupt on Ctrl-C.
+        chat: put the text into the model's chat template, which the document and its file then keep: None = where the model has
+        one, True = refuse a model without, False = never (a chat model then often answers nothing). As `lodestone index --chat`.
+        Inside of the template: system, the system message; document_role, whose message the text belongs to, 'user' or 'system';
+        think, for templates that say in front of the text whether and how much the model thinks: on, off, low, medium or high.
+        What the program would remark (a missing BOS token, say) is a warning.
+        InputError when the text is empty or longer, a spec is unknown, or model and template settings do not fit;
+        KeyboardInterrupt on Ctrl-C.
         """
-        return cls(_Document.read(model._model, text, _many(specs), kv_type, max_tokens, seed, progress))
+        made = _Document.read(model._model, text, _many(specs), kv_type, max_tokens, seed, progress, chat, system, document_role, think)
+        for remark in made.remarks:
+            warnings.warn(remark, stacklevel=2)
+        return cls(made)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], model: Model | None = None, specs: _Many[str] = ()) -> Document:
         """Opens a .lode file; keys and values are mapped, not read. Builds indexes of `specs` that it lacks.
+
+        A text that was indexed in a chat template is asked in it.
 
         model: None = the one that the file names, loaded anew. InputError when the file is of another model, or not whole.
         """
@@ -296,14 +312,18 @@ class Document:
         """
         return self._document.kv(layer)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes a .lode file, whole or not at all. InputError for a path that cannot be written, RunError when the disk is full."""
-        self._document.save(os.fspath(path))
+    def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
+        """Writes a .lode file, whole or not at all.
+
+        InputError for a file that is there already, unless `overwrite`, and for a path that cannot be written; RunError when the
+        disk is full.
+        """
+        self._document.save(os.fspath(path), overwrite)
 
     def ask(
         self,
         question: str,
-        attention: str = "auto",
+        attention: str | None = None,
         max_new_tokens: int = 128,
         stream: bool = False,
         stop: _Many[str] = (),
@@ -313,19 +333,29 @@ class Document:
         exact: bool = False,
         sources: bool = False,
         max_thought_tokens: int | None = None,
+        chat: bool | None = None,
+        think: str | None = None,
+        after: Answer | None = None,
     ) -> Answer:
         """Asks a question. `stream=True` returns at once; iterate over the answer.
 
         max_new_tokens: of the answer at most; stop: texts that end it, left out; temperature: 0 = the likeliest token always;
         seed: of the draws at other temperatures.
-        attention: one of `methods`, 'full', or 'auto': the cheapest method that was measured on the document and found good, or
-        full; where none was measured, the first that it is indexed for, else full.
-        template: a text with {question} in it; None = the question form of the shipped model, which ends at a line's end.
+        attention: one of `methods`, 'full', or 'auto': the cheapest method that was measured on the document and found good, else
+        full. None = 'auto' where methods were measured, else the first that the document is indexed for, else full.
+        chat: a document that was read in a chat template is asked in it, and answers end with the turn: None = there, True = refuse
+        a document without, False = outside of it. think: tells that template whether the model thinks, or how much: on, off, low,
+        medium or high; None = as the document was read.
+        template: outside of a chat template: a text with {question} in it; None = the question form of the shipped model, whose
+        answers end at a line's end. A document that was read without the template that its model has is warned of, unless this is given.
         exact: tokens are drafted by `attention` and verified by full attention: greedy answers are those of `full`.
         sources: find the passages that the answer rests on (Answer.sources) while it is given, which costs time at each token;
         else they are found when they are first asked for.
         max_thought_tokens: of a model that thinks before it answers: behind so many its thoughts are ended; None = no such bound.
-        InputError when the question is empty, the document is not indexed for `attention`, or it has no room for question and answer.
+        after: the answer that this question goes on from; the model is shown it, and what was asked and answered before it, as in
+        `lodestone chat`. Waits for that answer.
+        InputError when the question is empty, the document is not indexed for `attention`, it has no room for question and answer, or
+        a setting does not fit the template that it was read in.
         """
         if max_thought_tokens is not None and max_thought_tokens < 0:
             raise InputError(f"ask: expected max_thought_tokens of 0 or more, or None, found {max_thought_tokens}")
@@ -341,9 +371,14 @@ class Document:
                 template,
                 exact,
                 sources,
-                -1 if max_thought_tokens is None else max_thought_tokens,
+                max_thought_tokens,
+                chat,
+                think,
+                None if after is None else after._stream,
             )
         )
+        if answer._stream.remark:
+            warnings.warn(answer._stream.remark, stacklevel=2)
         if not stream:
             answer.text  # noqa: B018 - waits
         return answer
@@ -362,6 +397,11 @@ class Document:
     def text(self) -> str:
         """What the tokens were made from; may be empty."""
         return self._document.text
+
+    @property
+    def chat(self) -> bool:
+        """Whether it was read in a chat template, which questions go on in."""
+        return self._document.chat
 
     @property
     def kv_type(self) -> str:
@@ -397,8 +437,8 @@ class Document:
 class Sequence:
     """A branch of a document that is fed token by token: its own keys behind the document's, which it shares."""
 
-    def __init__(self, document: Document, attention: str = "auto", max_tokens: int = 0) -> None:
-        """attention: one of the document's methods, 'full' or 'auto'; max_tokens: of its own, 0 = what the document has room for.
+    def __init__(self, document: Document, attention: str | None = None, max_tokens: int = 0) -> None:
+        """attention: as in `ask`; max_tokens: of its own, 0 = what the document has room for.
 
         InputError for another method.
         """

@@ -280,7 +280,7 @@ class HfDocument:
         """Generates after the document and the question [1, n]; returns the new tokens [m] and rolls the cache back.
 
         `generate` takes what transformers' generate() takes, for one sequence; without a generation_config of its own the answer is
-        greedy and has at most 64 tokens. Threads take turns. InputError for ids that the model does not have, and for beam search,
+        greedy and has at most 128 tokens. Threads take turns. InputError for ids that the model does not have, and for beam search,
         drafts and whatever reads the document once more.
         """
         question_ids = self.attached.ids_here("ask", "question ids [1, n], n > 0", question_ids)
@@ -308,7 +308,7 @@ class HfDocument:
         ids = torch.cat([self.input_ids, question_ids.to(self.input_ids.dtype)], dim=1)
         if own_config is None:
             generate.setdefault("do_sample", False)
-            max_new_tokens = 64 if max_new_tokens is None else max_new_tokens
+            max_new_tokens = 128 if max_new_tokens is None else max_new_tokens
         if max_new_tokens is not None:
             generate["max_new_tokens"] = max_new_tokens
         with self._turn:
@@ -345,14 +345,16 @@ class HfDocument:
                     layer.__dict__.clear()
                     layer.__dict__.update({name: _copy(value) for name, value in self._states[i].items()})
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
         """Writes tokens, keys, values and the other layers' states (safetensors, whole or not at all).
 
-        Indexes are built again by Attached.load.
+        Indexes are built again by Attached.load. InputError for a file that is there already, unless `overwrite`.
         """
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
+        if not overwrite and os.path.exists(path):
+            raise InputError(f"{os.fspath(path)}: this file exists already; overwrite=True replaces it")
         with self._turn:
             self.roll_back()
             tensors = {"input_ids": self.input_ids.cpu().contiguous()}

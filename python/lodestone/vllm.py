@@ -253,4 +253,4 @@ class LodestoneConnector(KVConnectorBase_V1):
             name = hashlib.sha256(np.asarray(save.tokens, np.int32).tobytes()).hexdigest()[:32]
             assert self._save_folder is not None
             os.makedirs(self._save_folder, exist_ok=True)
-            document.save(os.path.join(self._save_folder, name + ".lode"))
+            document.save(os.path.join(self._save_folder, name + ".lode"), overwrite=True)

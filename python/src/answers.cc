@@ -12,7 +12,6 @@
 #include "lodestone/sources.h"
 #include "model.h"
 #include "text/blanks.h"
-#include "text/question_template.h"
 
 namespace lode::python {
 
@@ -22,38 +21,70 @@ namespace {
 constexpr const char* kNeutralQuestion = "What does the text say?";
 constexpr std::int64_t kNeutralTokens = 8;
 
+/// What `ask` is told beside its question.
+struct Asked {
+  std::optional<std::string> attention;
+  std::int64_t max_new_tokens = 0;
+  std::vector<std::string> stop;
+  double temperature = 0;
+  std::uint64_t seed = 0;
+  std::optional<std::string> question_template;
+  bool exact = false, sources = false;
+  std::optional<std::int64_t> max_thought_tokens;
+  std::optional<bool> chat;
+  std::optional<std::string> think;
+};
+
+/// As `lodestone ask` puts questions, but that an own template's answers end at `stop` alone.
+PromptOptions prompt_options(const Asked& asked) {
+  PromptOptions options = {.chat = chat_use(asked.chat),
+                           .think = asked.think.value_or(""),
+                           .most_thoughts = asked.max_thought_tokens,
+                           .question_template = asked.question_template,
+                           .names = kArguments};
+  if (!asked.stop.empty() || asked.question_template) options.stop.emplace();
+  for (const std::string& stop : asked.stop)
+    if (!stop.empty()) options.stop->push_back(stop);
+  return options;
+}
+
 /// An answer under way: iterating gives pieces of text as they become final.
 class Stream {
  public:
-  Stream(std::shared_ptr<PyDocument> document, const std::string& question, const std::string& attention,
-         std::int64_t max_new_tokens, std::vector<std::string> stop, double temperature, std::uint64_t seed,
-         const std::optional<std::string>& question_template, bool exact, bool sources,
-         std::int64_t max_thought_tokens)
-      : document_(std::move(document)), shared_(std::make_shared<Shared>()) {
-    if (max_new_tokens < 1)
-      throw InputError("ask: expected max_new_tokens of 1 or more, found " + std::to_string(max_new_tokens));
+  /// `after`: the answer that the question goes on from, with what was asked before; null: a new conversation.
+  Stream(std::shared_ptr<PyDocument> document, const std::string& question, const Asked& asked, Stream* after)
+      : document_(std::move(document)),
+        shared_(std::make_shared<Shared>()),
+        prompting_(prompt_options(asked)) {
+    if (asked.max_new_tokens < 1)
+      throw InputError("ask: expected max_new_tokens of 1 or more, found " +
+                       std::to_string(asked.max_new_tokens));
     if (without_blanks(question).empty())
       throw InputError("ask: expected a question, found " +
                        std::string(question.empty() ? "an empty one" : "blanks alone"));
     document_->here();
     InCallback::check_outside();
+    if (after != nullptr) turns_ = after->conversation();
+    turns_.emplace_back(without_blanks(question));
     Request request;
     request.document = document_->document;
-    request.attention = attention_of(*document_->document, attention);
-    request.exact = exact;
-    const std::string form = question_template.value_or(kQuestionTemplate);
-    request.prompt = prompt_of(form, question);
-    if (stop.empty() && !question_template) stop = {"\n"};
-    request.options.max_new_tokens = max_new_tokens;
-    request.options.max_thought_tokens = max_thought_tokens;
-    request.options.stop = std::move(stop);
-    request.options.sampling.temperature = temperature;
-    request.options.sampling.seed = seed;
-    request.want_sources = sources;
-    if (sources)
-      ask_nothing(request, form);
+    request.attention = attention_of(*document_->document, asked.attention);
+    request.exact = asked.exact;
+    {
+      const nb::gil_scoped_release release;  // a template renders the whole text
+      const Prompts prompts(prompting_, *document_->document, "ask");
+      request.prompt = prompts.of(turns_);
+      prompts.set_ends(request.options);
+      remark_ = prompts.remark();
+    }
+    request.options.max_new_tokens = asked.max_new_tokens;
+    request.options.sampling.temperature = asked.temperature;
+    request.options.sampling.seed = asked.seed;
+    request.want_sources = asked.sources;
+    if (asked.sources)
+      ask_nothing(request);
     else
-      without_sources_ = {.request = request, .form = form};
+      without_sources_ = request;
     request.options.on_text = [shared = shared_](std::string_view piece) {
       const std::lock_guard lock(shared->mutex);
       std::string ready = shared->trimmer.push(piece);
@@ -97,10 +128,18 @@ class Stream {
     if (!answer_) answer_ = wait_for(*document_->owner, ticket_);
     return *answer_;
   }
+  /// Question, answer, ..., this answer, as `lodestone chat` remembers them; waits.
+  std::vector<std::string> conversation() {
+    std::vector<std::string> turns = turns_;
+    turns.push_back(answer().generation.text);
+    return turns;
+  }
   void cancel() {
     document_->owner->cancel(ticket_.id);
     if (neutral_) document_->owner->cancel(neutral_->id);
   }
+  /// What the user should know of how the question is put; may be empty.
+  const std::string& remark() const { return remark_; }
   /// The passages that the answer rests on; waits.
   std::vector<Citation> sources(std::size_t count) {
     answer();
@@ -124,30 +163,28 @@ class Stream {
     BlankTrimmer trimmer;  ///< as `lodestone ask` prints an answer
   };
 
-  std::vector<TokenId> prompt_of(const std::string& form, const std::string& question) const {
-    return document_->owner->model->tokenizer().encode(fill_template(form, question, "template"),
-                                                       Tokenizer::Bos::none);
-  }
-
   /// Sources of an answer that came without them: it is given again. Equal requests give equal answers, whatever else
   /// is asked.
   void find_sources() {
-    Request again = without_sources_->request;
+    Request again = *without_sources_;
     again.want_sources = true;
     if (answer_->ending == Ending::cancelled)  // no further than it came
       again.options.max_new_tokens = std::max<std::int64_t>(1, std::ssize(answer_->generation.tokens));
-    if (!neutral_) ask_nothing(again, without_sources_->form);
+    if (!neutral_) ask_nothing(again);
     answer_->sources = wait_for(*document_->owner, submit(std::move(again))).sources;
     without_sources_.reset();
   }
 
   /// What every question attends to says nothing about this one, and is taken off.
-  void ask_nothing(const Request& like, const std::string& form) {
+  void ask_nothing(const Request& like) {
     Request request;
     request.document = like.document;
     request.attention = like.attention;
     request.want_sources = true;
-    request.prompt = prompt_of(form, kNeutralQuestion);
+    {
+      const nb::gil_scoped_release release;
+      request.prompt = Prompts(prompting_, *like.document, "ask").of(kNeutralQuestion);
+    }
     request.options.max_new_tokens = kNeutralTokens;
     neutral_ = submit(std::move(request));
   }
@@ -167,15 +204,13 @@ class Stream {
 
   std::shared_ptr<PyDocument> document_;
   std::shared_ptr<Shared> shared_;
+  PromptOptions prompting_;
+  std::vector<std::string> turns_;  ///< up to the question
   Ticket<Answer> ticket_;
-  std::optional<Ticket<Answer>> neutral_;  ///< where sources are wanted
-  struct Asked {
-    Request request;
-    std::string form;
-  };
-  std::optional<Asked> without_sources_;  ///< what was asked, where sources may still be wanted
+  std::optional<Ticket<Answer>> neutral_;   ///< where sources are wanted
+  std::optional<Request> without_sources_;  ///< what was asked, where sources may still be wanted
   std::optional<Answer> answer_;
-  std::string attention_;
+  std::string attention_, remark_;
 };
 
 void bind_work(nb::module_& m) {
@@ -212,17 +247,38 @@ void bind_citation(nb::module_& m) {
 
 void bind_stream(nb::module_& m) {
   nb::class_<Stream>(m, "Stream", "An answer under way; iterating gives its text piece by piece.")
-      .def(nb::init<std::shared_ptr<PyDocument>, const std::string&, const std::string&, std::int64_t,
-                    std::vector<std::string>, double, std::uint64_t, const std::optional<std::string>&, bool,
-                    bool, std::int64_t>(),
-           nb::arg("document"), nb::arg("question"), nb::arg("attention"), nb::arg("max_new_tokens"),
-           nb::arg("stop"), nb::arg("temperature"), nb::arg("seed"), nb::arg("template"), nb::arg("exact"),
-           nb::arg("sources"), nb::arg("max_thought_tokens"))
+      .def(
+          "__init__",
+          [](Stream* self, std::shared_ptr<PyDocument> document, const std::string& question,
+             std::optional<std::string> attention, std::int64_t max_new_tokens, std::vector<std::string> stop,
+             double temperature, std::uint64_t seed, std::optional<std::string> question_template, bool exact,
+             bool sources, std::optional<std::int64_t> max_thought_tokens, std::optional<bool> chat,
+             std::optional<std::string> think, Stream* after) {
+            new (self) Stream(std::move(document), question,
+                              {.attention = std::move(attention),
+                               .max_new_tokens = max_new_tokens,
+                               .stop = std::move(stop),
+                               .temperature = temperature,
+                               .seed = seed,
+                               .question_template = std::move(question_template),
+                               .exact = exact,
+                               .sources = sources,
+                               .max_thought_tokens = max_thought_tokens,
+                               .chat = chat,
+                               .think = std::move(think)},
+                              after);
+          },
+          nb::arg("document"), nb::arg("question"), nb::arg("attention").none(), nb::arg("max_new_tokens"),
+          nb::arg("stop"), nb::arg("temperature"), nb::arg("seed"), nb::arg("template").none(),
+          nb::arg("exact"), nb::arg("sources"), nb::arg("max_thought_tokens").none(), nb::arg("chat").none(),
+          nb::arg("think").none(), nb::arg("after").none())
       .def(
           "__iter__", [](nb::handle self) { return nb::borrow(self); },
           nb::sig("def __iter__(self) -> collections.abc.Iterator[str]"))
       .def("__next__", &Stream::next)
       .def("cancel", &Stream::cancel, "Ends the answer at the next token.")
+      .def_prop_ro("remark", &Stream::remark,
+                   "What the user should know of how the question was put; may be empty.")
       .def_prop_ro("attention", &Stream::attention, "The spec that the answer attends by.")
       .def_prop_ro(
           "text", [](Stream& s) { return std::string(without_blanks(s.answer().generation.text)); },

@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "arrays.h"
+#include "base/text.h"
 #include "engine/context_file.h"
 #include "engine/document.h"
 #include "io/container.h"
@@ -18,6 +19,7 @@
 #include "model.h"
 #include "model/config.h"
 #include "text/blanks.h"
+#include "text/chat_template.h"
 
 namespace lode::python {
 
@@ -28,14 +30,14 @@ using Progress = nb::typed<nb::callable, void(std::int64_t, std::int64_t, std::i
 using Rows = nb::ndarray<nb::numpy, nb::ro>;
 
 /// Tells where passages stand (Answer.sources).
-void keep_source(const Document& document, const std::string& text) {
+void keep_source(const Document& document, const std::string& text, std::int64_t first_token) {
   SourceText source;
   source.text = text;
   source.files = {{.path = "", .kind = "text", .checksum = {}, .begin = 0, .end = text.size()}};
   source.marks = {{.begin = 0, .page = 0, .line = 1}};
   Context::Impl& parts = document.impl().parts();
   parts.source = std::make_shared<const SourceText>(std::move(source));
-  parts.first_token = std::ssize(document.model()->tokenizer().prefix());
+  parts.first_token = first_token;
 }
 
 void check_room(const std::string& who, std::int64_t max_tokens) {
@@ -43,10 +45,27 @@ void check_room(const std::string& who, std::int64_t max_tokens) {
     throw InputError(who + ": expected max_tokens of 0 or more, found " + std::to_string(max_tokens));
 }
 
+/// How a text is put to the model, as `lodestone index` puts it.
+ChatOptions chat_options(const std::optional<bool>& chat, const std::optional<std::string>& system,
+                         const std::string& document_role, const std::optional<std::string>& think) {
+  if (document_role != "user" && document_role != "system")
+    throw InputError("read: expected document_role 'user' or 'system', found '" + excerpt(document_role) +
+                     "'");
+  return {.chat = chat_use(chat),
+          .system = system.value_or(""),
+          .document_in_system = document_role == "system",
+          .think = think.value_or(""),
+          .names = kArguments};
+}
+
 std::shared_ptr<PyDocument> read_document(std::shared_ptr<PyModel> model, const std::string& text,
                                           const std::vector<std::string>& specs, const std::string& kv_type,
                                           std::int64_t max_tokens, std::uint64_t seed,
-                                          const std::optional<Progress>& progress) {
+                                          const std::optional<Progress>& progress,
+                                          const std::optional<bool>& chat,
+                                          const std::optional<std::string>& system,
+                                          const std::string& document_role,
+                                          const std::optional<std::string>& think) {
   model->process.check("Model");
   InCallback::check_outside();
   check_room("read", max_tokens);
@@ -68,12 +87,20 @@ std::shared_ptr<PyDocument> read_document(std::shared_ptr<PyModel> model, const 
       (*progress)(done.tokens_done, done.tokens, done.layers_indexed, done.layers);
     };
   }
-  const auto tokens = model->model->tokenizer().encode(text, Tokenizer::Bos::as_template);
-  auto ticket =
-      model->asked([&](Scheduler& scheduler) { return scheduler.read(tokens, text, std::move(options)); });
+  const ChatOptions how = chat_options(chat, system, document_role, think);
+  IndexedText reading;
+  {
+    const nb::gil_scoped_release release;
+    reading = indexed_text(*model->model, how, text);
+  }
+  options.attachments = reading.attachments;
+  auto ticket = model->asked(
+      [&](Scheduler& scheduler) { return scheduler.read(reading.tokens, text, std::move(options)); });
   auto document = wait_for(*model, ticket);
-  keep_source(*document, text);
-  return std::make_shared<PyDocument>(std::move(model), std::move(document));
+  keep_source(*document, text, reading.first_token);
+  auto read = std::make_shared<PyDocument>(std::move(model), std::move(document));
+  read->remarks = std::move(reading.remarks);
+  return read;
 }
 
 std::shared_ptr<PyDocument> load_document(const std::string& path, std::shared_ptr<PyModel> model,
@@ -159,7 +186,7 @@ std::shared_ptr<PyDocument> document_of_keys(std::shared_ptr<PyModel> model,
     for (const Spec& spec : asked) context.attach(spec);
     context.build_indexes();
     document = Document::Impl::share(std::move(context), text, {});
-    keep_source(*document, text);
+    keep_source(*document, text, std::ssize(model->model->tokenizer().prefix()));
   }
   return std::make_shared<PyDocument>(std::move(model), std::move(document));
 }
@@ -201,7 +228,9 @@ std::vector<std::pair<Rows, Rows>> kv_of(nb::handle_t<PyDocument> self, int laye
 void bind_documents(nb::module_& m) {
   nb::class_<PyDocument>(m, "_Document")
       .def_static("read", &read_document, nb::arg("model"), nb::arg("text"), nb::arg("specs"),
-                  nb::arg("kv_type"), nb::arg("max_tokens"), nb::arg("seed"), nb::arg("progress"))
+                  nb::arg("kv_type"), nb::arg("max_tokens"), nb::arg("seed"), nb::arg("progress"),
+                  nb::arg("chat").none(), nb::arg("system").none(), nb::arg("document_role"),
+                  nb::arg("think").none())
       .def_static("model_path", &model_path_of, nb::arg("path"))
       .def_static("load", &load_document, nb::arg("path"), nb::arg("model"), nb::arg("specs"))
       .def_static("from_keys", &document_of_keys, nb::arg("model"), nb::arg("tokens"), nb::arg("text"),
@@ -209,12 +238,15 @@ void bind_documents(nb::module_& m) {
                   nb::arg("seed"))
       .def(
           "save",
-          [](const PyDocument& self, const std::string& path) {
+          [](const PyDocument& self, const std::string& path, bool overwrite) {
             self.owner->process.check("Document");
             const nb::gil_scoped_release release;
+            if (std::error_code failed; !overwrite && std::filesystem::exists(path, failed))
+              throw InputError(excerpt(path, 4000) +
+                               ": this file exists already; overwrite=True replaces it");
             self.document->save(path);
           },
-          nb::arg("path"))
+          nb::arg("path"), nb::arg("overwrite"))
       // Spelled out, since the type of the rows is known at run time only.
       .def("kv", &kv_of, nb::arg("layer"),
            nb::sig("def kv(self, layer: int) -> list[tuple[numpy.typing.NDArray[typing.Any], "
@@ -227,6 +259,11 @@ void bind_documents(nb::module_& m) {
                    })
       .def_prop_ro("eos", [](const PyDocument& self) { return self.document->model()->config().eos; })
       .def_prop_ro("text", [](const PyDocument& self) { return self.document->text(); })
+      .def_prop_ro("chat",
+                   [](const PyDocument& self) {
+                     return self.document->attachment(DocumentChat::kAttachment) != nullptr;
+                   })
+      .def_ro("remarks", &PyDocument::remarks)
       .def_prop_ro("fingerprint", [](const PyDocument& self) { return self.document->fingerprint(); })
       .def_prop_ro("kv_type",
                    [](const PyDocument& self) { return std::string(name_of(self.document->kv_type())); })

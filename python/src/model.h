@@ -11,10 +11,12 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/batch.h"
+#include "lodestone/chat.h"
 #include "lodestone/document.h"
 #include "lodestone/scheduler.h"
 #include "lodestone/spec.h"
@@ -57,6 +59,7 @@ struct PyModel {
 struct PyDocument {
   std::shared_ptr<PyModel> owner;
   std::shared_ptr<const Document> document;
+  std::vector<std::string> remarks;  ///< what the user should know of how it was read
 
   PyDocument(std::shared_ptr<PyModel> owner_, std::shared_ptr<const Document> document_)
       : owner(std::move(owner_)), document(std::move(document_)) {}
@@ -93,8 +96,11 @@ Result wait_for(PyModel& owner, const Ticket<Result>& ticket) {
 }
 
 std::vector<Spec> parse_specs(const std::vector<std::string>& texts);
-/// "auto": the cheapest method that was measured on the document; where none was, the first that it is indexed for, else
-/// `full`.
-Spec attention_of(const Document& document, const std::string& attention);
+/// A spec, `auto`, or none: as the document is asked usually (usual_attention).
+Spec attention_of(const Document& document, const std::optional<std::string>& attention);
+/// None: as the chat template is there or not.
+ChatUse chat_use(const std::optional<bool>& chat);
+/// What Python calls the settings of chat templates.
+extern const ChatNames kArguments;
 
 }  // namespace lode::python

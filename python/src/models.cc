@@ -99,12 +99,23 @@ std::vector<Spec> parse_specs(const std::vector<std::string>& texts) {
   return specs;
 }
 
-Spec attention_of(const Document& document, const std::string& attention) {
-  const std::optional<AutoSpec> chosen = parse_auto(attention);
-  if (!chosen) return parse_spec(attention);
-  if (document.attachment(kAutoAttachment) != nullptr) return choose_attention(*chosen, document).spec;
-  return document.methods().empty() ? parse_spec("full") : document.methods().front();
+Spec attention_of(const Document& document, const std::optional<std::string>& attention) {
+  if (!attention) return usual_attention(document).front().spec;
+  if (const auto automatic = parse_auto(*attention)) return choose_attention(*automatic, document).spec;
+  return parse_spec(*attention);
 }
+
+ChatUse chat_use(const std::optional<bool>& chat) {
+  if (!chat) return ChatUse::automatic;
+  return *chat ? ChatUse::on : ChatUse::off;
+}
+
+const ChatNames kArguments = {.on = "chat=True",
+                              .off = "chat=False",
+                              .system = "system",
+                              .document_role = "document_role",
+                              .think = "think",
+                              .question_template = "template"};
 
 void bind_models(nb::module_& m) {
   bind_estimate(m);

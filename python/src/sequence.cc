@@ -18,7 +18,8 @@ namespace {
 /// Calls take turns; the GIL is given up before the mutex is taken.
 class PySequence {
  public:
-  PySequence(std::shared_ptr<PyDocument> document, const std::string& attention, std::int64_t max_tokens)
+  PySequence(std::shared_ptr<PyDocument> document, const std::optional<std::string>& attention,
+             std::int64_t max_tokens)
       : document_(std::move(document)), spec_(attention_of(document_->here(), attention)) {
     const std::int64_t room = document_->document->max_tokens() - document_->document->tokens();
     if (max_tokens < 0 || room <= 0)
@@ -109,8 +110,8 @@ class PySequence {
 
 void bind_sequence(nb::module_& m) {
   nb::class_<PySequence>(m, "_Sequence")
-      .def(nb::init<std::shared_ptr<PyDocument>, const std::string&, std::int64_t>(), nb::arg("document"),
-           nb::arg("attention"), nb::arg("max_tokens"))
+      .def(nb::init<std::shared_ptr<PyDocument>, const std::optional<std::string>&, std::int64_t>(),
+           nb::arg("document"), nb::arg("attention").none(), nb::arg("max_tokens"))
       .def("forward", &PySequence::forward, nb::arg("tokens"))
       .def("roll_back", &PySequence::roll_back, nb::arg("tokens"))
       .def_prop_ro("tokens", &PySequence::tokens)

@@ -40,6 +40,15 @@ def test_an_answer_under_a_method_and_under_full(document):
     assert sparse.attention.startswith("kmeans") and sparse.ending == "stop"
 
 
+def test_without_a_method_a_question_attends_as_the_program_does(model, text, document):
+    assert document.ask(QUESTION, max_new_tokens=1).attention == lodestone.Sequence(document).attention == document.methods[0]
+    # `ask -a auto`: nothing was measured on this document.
+    assert document.ask(QUESTION, "auto", 1).attention == lodestone.Sequence(document, "auto").attention == "full"
+    assert lodestone.Document.read(model, text[:500]).ask(QUESTION, max_new_tokens=1).attention == "full"
+    measured = lodestone.Document.read(model, text, specs=["kmeans:probes=16,window=255", "auto"])  # too short for any to pay
+    assert measured.ask(QUESTION, max_new_tokens=1).attention == "full"
+
+
 def test_streaming_gives_the_same_text(document):
     whole = document.ask(QUESTION).text
     assert "".join(document.ask(QUESTION, stream=True)) == whole == whole.strip()  # as `lodestone ask` prints it
@@ -48,6 +57,11 @@ def test_streaming_gives_the_same_text(document):
 def test_saved_and_loaded(document, model, tmp_path):
     path = tmp_path / "x.lode"
     document.save(path)
+    before = path.read_bytes()
+    with pytest.raises(lodestone.InputError, match=r"x.lode: this file exists already; overwrite=True replaces it"):
+        document.save(path)
+    assert path.read_bytes() == before
+    document.save(path, overwrite=True)
     again = lodestone.Document.load(path, model)
     assert again.tokens == document.tokens and again.text == document.text and again.methods == document.methods
     assert again.ask(QUESTION).tokens == document.ask(QUESTION).tokens

@@ -299,7 +299,7 @@ def test_what_is_read_does_not_change_whose_model_it_is_but_the_scaling_of_rope_
     ids, path = torch.randint(2, 200, (1, 100)), tmp_path / "d.safetensors"
     attached(rope_type="dynamic").read(ids).save(path)  # longer than the model: its frequencies follow
     assert attached(rope_type="dynamic").load(path).tokens == 100
-    attached(rope_type="yarn", attention_factor=1.0, original_max_position_embeddings=64).read(ids).save(path)
+    attached(rope_type="yarn", attention_factor=1.0, original_max_position_embeddings=64).read(ids).save(path, overwrite=True)
     with pytest.raises(lodestone.InputError, match="another"):
         attached(rope_type="yarn", attention_factor=1.4, original_max_position_embeddings=64).load(path)
 
@@ -320,6 +320,8 @@ def test_files_of_other_models_and_broken_ones_are_refused(tmp_path):
             attached.load(tmp_path / name)
     with pytest.raises(lodestone.RunError, match="cannot be written"):
         document.save(tmp_path / "no folder" / "d")
+    with pytest.raises(lodestone.InputError, match="d.safetensors: this file exists already; overwrite=True"):
+        document.save(path)
 
 
 def test_full_attention_layers_with_heads_of_their_own_size():

@@ -64,7 +64,7 @@ def test_a_document_is_saved_on_either_device_and_loaded_on_the_other(family, tm
     for first, second in (("cpu", "cuda"), ("cuda", "cpu")):
         attached = hf.attach(model.to(first), "topk:k=20,window=16")
         document = attached.read(ids)
-        document.save(path)
+        document.save(path, overwrite=True)
         want = document.ask(question, max_new_tokens=6)
         assert torch.equal(attached.load(path).ask(question, max_new_tokens=6), want)
         again = hf.attach(model.to(second), "topk:k=20,window=16").load(path)

@@ -64,3 +64,7 @@ def documents(model: lodestone.Model) -> None:
     assert_type(answer.work.density, float)
     assert_type(answer.sources, list[lodestone.Citation])
     assert_type(lodestone.Sequence(document).forward([1]), Floats)
+    talk = lodestone.Document.read(model, "text", chat=True, system="Be brief.", document_role="system", think="off")
+    assert_type(talk.chat, bool)
+    assert_type(talk.ask("Who?", chat=None, think="on", max_thought_tokens=64, after=answer).thoughts, str)
+    talk.save("text.lode", overwrite=True)

@@ -191,6 +191,19 @@ AutoChoice choose_attention(const AutoSpec& wanted, const Document& document) {
                           auto_place(document.impl().context));
 }
 
+std::vector<AutoChoice> usual_attention(const Document& document) {
+  return usual_attention(document.attachments(), document.methods(), auto_place(document.impl().context));
+}
+
+std::vector<AutoChoice> usual_attention(const Attachments& attachments, std::span<const Spec> methods,
+                                        const AutoPlace& place) {
+  if (attachments.contains(kAutoAttachment)) return {choose_attention({}, attachments, methods, place)};
+  std::vector<AutoChoice> choices;
+  for (const Spec& spec : methods) choices.push_back({.spec = spec, .why = {}});
+  if (choices.empty()) choices.push_back({.spec = parse_spec("full"), .why = {}});
+  return choices;
+}
+
 AutoChoice choose_attention(const AutoSpec& wanted, const Attachments& attachments,
                             std::span<const Spec> methods, const AutoPlace& place) {
   AutoChoice choice = {.spec = parse_spec("full"), .why = {}};

@@ -80,8 +80,8 @@ struct Question {
   std::string model;    ///< an id; empty = the context's, or the first
   std::string context;  ///< empty = of the model alone
   std::vector<Turn> turns;
-  std::string attention = "auto";
-  bool exact = false;  ///< greedy tokens equal to full attention's
+  std::string attention;  ///< empty: as usual (usual_attention)
+  bool exact = false;     ///< greedy tokens equal to full attention's
   Sampling sampling;
   std::int64_t max_new_tokens = 0;  ///< 0 = as many as fit
   std::vector<std::string> stop;

@@ -219,7 +219,7 @@ void McpServer::ask(const Json& id, const Json& arguments, bool passages_only) {
   Question question;
   question.context = *fields.text("document");
   question.turns = {{"user", *fields.text(asked)}};
-  question.attention = fields.text("attention").value_or("auto");
+  question.attention = fields.text("attention").value_or("");
   question.want_sources = true;
   question.max_new_tokens =
       passages_only ? kPassageTokens

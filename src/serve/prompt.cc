@@ -154,7 +154,10 @@ void read_own_fields(const Fields& body, Question& question) {
   if (question.context.starts_with(kPrefix)) question.context.erase(0, kPrefix.size());
   if ((context || cached) && question.context.empty())
     body.wrong(context ? "context" : "cachedContent", "a name");
-  question.attention = body.text("attention").value_or("auto");
+  if (const auto attention = body.text("attention")) {
+    if (attention->empty()) body.wrong("attention", "a method, or none");
+    question.attention = *attention;
+  }
   question.exact = body.flag("exact").value_or(false);
   question.want_sources = body.flag("sources").value_or(true);
 }

@@ -285,8 +285,7 @@ DocumentChat::Cut DocumentChat::render(const std::string& document, std::span<co
     if (jinja::without_trailing_space(jinja::without_leading_space(there)) == core) return cut;
   }
   throw InputError(fmt::format(
-      "{}: expected a template that gives a message's text once, as it is; this one does not: use --chat off",
-      where_));
+      "{}: expected a template that gives a message's text once, as it is; this one does not", where_));
 }
 
 DocumentChat::Head DocumentChat::head(const std::string& document) const {
@@ -306,7 +305,7 @@ DocumentChat::Tail DocumentChat::tail(const std::string& document, std::span<con
     return {.parts = behind(usual),
             .remark =
                 "the chat template says in front of the text whether to think, or how much, which was read "
-                "already: it goes on as it was indexed (index --think)"};
+                "already: it goes on as the text was indexed"};
   return {.parts = behind(cut), .remark = told.remark};
 }
 

@@ -78,6 +78,21 @@ TEST(Auto, WithoutAMeasurementItIsFull) {
   }
 }
 
+TEST(Auto, AQuestionThatNamesNoMethodIsAnsweredByTheUsualOnes) {
+  const auto usual = [](const Attachments& attachments, std::span<const Spec> methods) {
+    std::vector<std::string> specs;
+    for (const AutoChoice& choice : usual_attention(attachments, methods)) specs.push_back(choice.spec.str());
+    return specs;
+  };
+  using Specs = std::vector<std::string>;
+  EXPECT_EQ(usual(measured(kDear + "," + kCheap), kIndexed), Specs{"kmeans"});
+  EXPECT_EQ(usual(measured(""), kIndexed), Specs{"full"});
+  Specs all;
+  for (const Spec& spec : kIndexed) all.push_back(spec.str());
+  EXPECT_EQ(usual({}, kIndexed), all);
+  EXPECT_EQ(usual({}, {}), Specs{"full"});
+}
+
 TEST(Auto, RefusesADamagedMeasurement) {
   for (const char* const text :
        {"", "[]", "{}", R"({"version":2,"methods":[]})", R"({"version":1})",

@@ -97,7 +97,7 @@ def main():
         indexed = [word for spec in specs for word in ("-a", spec)]
         run("index", "-m", file, "-f", folder / "text.txt", "-o", folder / "d.lode", *indexed, "--chat", "off", "--kv-type", "f32", "--quiet")
         model = lodestone.Model(file)
-        document = lodestone.Document.read(model, text, specs=specs, kv_type="f32")
+        document = lodestone.Document.read(model, text, specs=specs, kv_type="f32", chat=False)
         print(f"{file.name}, {document.tokens} tokens")
         theirs = Theirs(folder, model) if torch is not None else None
         if theirs:

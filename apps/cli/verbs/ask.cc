@@ -106,7 +106,8 @@ Json answer(Asker& asker, const AskFlags& flags, const Prompts& prompts, const s
                        {"active_keys", t.active_keys},     {"active_hits", t.active_hits},
                        {"active_bytes", t.active_bytes}};
   }
-  if (const std::string why = prompts.why_empty(g, flags.max_new_tokens); !why.empty())
+  if (const std::string why = why_empty(prompts, asker.context().model(), g, flags.max_new_tokens);
+      !why.empty())
     result["empty_because"] = why;
   if (!g.work.dense_reason.empty()) result["dense_because"] = g.work.dense_reason;
   if (!g.work.notice.empty()) result["notice"] = g.work.notice;

@@ -157,7 +157,9 @@ void Conversation::ask(const std::string& question) {
   stream.end_thoughts();
   say("\n");
   if (stopped) print_remark("(stopped; what was said so far is remembered)");
-  if (const std::string why = stopped ? "" : prompts_.why_empty(g, flags_.max_new_tokens); !why.empty())
+  if (const std::string why =
+          stopped ? "" : why_empty(prompts_, asker_->context().model(), g, flags_.max_new_tokens);
+      !why.empty())
     print_remark("(no answer: " + why + ")");
   if (!stopped && !flags_.asked.common.quiet && people)
     std::cerr << fmt::format("{}: looked at {:.2f} % of the KV bytes; {:.2f} s{}\n", spec_.str(),

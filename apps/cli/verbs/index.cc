@@ -31,6 +31,7 @@
 #include "prompts.h"
 #include "ranks.h"
 #include "shell_word.h"
+#include "text/chat_template.h"
 
 namespace lode::cli {
 
@@ -220,7 +221,8 @@ DatedText text_to_index(const Model& model, const SourceText& source, const Inde
     return {appended_tokens(model, source, *earlier), today};
   const std::time_t begun_at = flags.restart ? 0 : PrefillLog::time_of(log).value_or(0);  // 0: there is none
   const auto read_at = [&](const Attachments& before, std::time_t now) {
-    return indexed_text(model, flags.chat, source.text, before, earlier ? earlier->path : "", now);
+    return indexed_text(model, chat_options(flags.chat, now), source.text, before,
+                        earlier ? earlier->path : "");
   };
   if (earlier && earlier->attachments.contains(DocumentChat::kAttachment)) {
     IndexedText reading = read_at(earlier->attachments, today);
@@ -474,7 +476,7 @@ SharedReading read_for_ranks(const IndexFlags& flags, const Model& model, const 
   if (all.rank() == 0) {
     check_output(flags, specs);
     shared.source = read_sources(flags, std::nullopt);
-    shared.reading = indexed_text(model, flags.chat, shared.source.text, {}, "", std::time(nullptr));
+    shared.reading = indexed_text(model, chat_options(flags.chat, std::time(nullptr)), shared.source.text);
     if (!flags.common.quiet)
       for (const std::string& remark : shared.reading.remarks) say(remark);
   }

@@ -52,6 +52,7 @@ struct EngineBackend::Job {
   std::uint64_t id = 0;  ///< ours; the scheduler's own is the ticket's
   Question question;
   std::optional<AutoSpec> automatic;  ///< asked for in place of a spec
+  bool usual = false;                 ///< nothing was asked for
   Spec spec = parse_spec("full");
   const LoadedModel* model = nullptr;
   Library::Opened opened;
@@ -156,11 +157,13 @@ void expect_model(const Question& question, const Library::Opened& opened) {
                                   question.context, opened.model->id, excerpt(question.model)));
 }
 
-/// The best of those that were measured on this text; of methods that were named when it was indexed, the first.
-AutoChoice usual_method(const AutoSpec& wanted, const Document& document) {
-  if (document.methods().empty() || document.attachment(kAutoAttachment) != nullptr)
-    return choose_attention(wanted, document);
-  return {.spec = document.methods().front(), .why = "the first method that the text was indexed for"};
+/// Of a question that names no method, or `auto`.
+AutoChoice chosen_method(const std::optional<AutoSpec>& wanted, const Document& document) {
+  if (wanted) return choose_attention(*wanted, document);
+  AutoChoice choice = usual_attention(document).front();
+  if (choice.why.empty() && choice.spec.name != "full")
+    choice.why = "the first method that the text was indexed for";
+  return choice;
 }
 
 GenerateOptions generate_options(const Question& question, const Prompt& prompt, std::int64_t usual) {
@@ -266,8 +269,9 @@ std::uint64_t EngineBackend::ask(Question question, Listener listener) {
   const bool has_document = !question.context.empty();
   if (has_document) {
     job->automatic = parse_request_auto(question.attention);
-    if (!job->automatic) job->spec = parse_request_spec(question.attention);
-  } else if (question.attention != "auto" && question.attention != "full") {
+    job->usual = question.attention.empty();
+    if (!job->automatic && !job->usual) job->spec = parse_request_spec(question.attention);
+  } else if (!question.attention.empty() && question.attention != "auto" && question.attention != "full") {
     throw ApiError(400,
                    fmt::format("'attention': expected 'full' or none without a stored context, found '{}'",
                                excerpt(question.attention)));
@@ -354,8 +358,10 @@ Request EngineBackend::request_of(Job& job, AutoChoice& chosen) {
   const Question& question = job.question;
   const bool has_document = job.opened.document != nullptr;
   if (has_document) {
-    if (job.automatic) chosen = usual_method(*job.automatic, *job.opened.document);
-    if (job.automatic) job.spec = chosen.spec;
+    if (job.automatic || job.usual) {
+      chosen = chosen_method(job.automatic, *job.opened.document);
+      job.spec = chosen.spec;
+    }
     expect_model(question, job.opened);
     job.model = job.opened.model;
   }

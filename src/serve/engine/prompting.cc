@@ -88,11 +88,7 @@ Prompt Prompting::behind(const Document& document, const std::vector<Turn>& turn
 }
 
 IndexedText Prompting::document(const std::string& text) const {
-  if (!chat_) return plain_text(*model_, text);
-  DocumentChat::Settings settings;
-  settings.source = model_->impl().chat_template;
-  settings.now = std::time(nullptr);
-  return text_in_chat(*model_, document_chat(*model_, std::move(settings), where_), text);
+  return indexed_text(*model_, {}, text);
 }
 
 std::shared_ptr<TokenFilter> Prompting::filter(const std::string& schema) {
