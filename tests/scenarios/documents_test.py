@@ -88,6 +88,22 @@ class Growing(ProgramTest):
         self.assert_refused(result, f"{grown}: --append: expected the model that read it", "leave -m out")
         self.assertEqual(grown.read_bytes(), before)
 
+    def test_what_cannot_be_appended_is_one_sentence(self):
+        """Of a text that is too long, or a method that cannot be had, not of the file that is added to."""
+        file, grown = documents.write(self.place, "p.txt", part(0)), self.place / "grown.lode"
+        short = self.place / "model"
+        shutil.copytree(self.model, short)
+        config = json.loads((short / "config.json").read_text(encoding="utf-8"))
+        (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192}), encoding="utf-8")
+        self.assert_done(run("index", "-m", short, "-f", file, "-o", grown, "-a", "full"))
+        before = grown.read_bytes()
+        long = documents.write(self.place, "long.txt", part(1) * 8)
+        result = self.assert_refused(run("index", "--append", grown, "-f", long), f"{grown}: --append: expected at most the 8192 tokens", "`ask` takes several")
+        self.assertNotIn("--rope-factor", result.err)
+        self.assert_refused(run("index", "--append", grown, "-f", file, "-a", "hash"), "hash", "weights=FILE")
+        self.assert_refused(run("index", "-m", short, "-f", file, "-o", self.place / "x.lode", "-c", "100"), "--ctx-size: expected room for the text's", "found 100")
+        self.assertEqual(grown.read_bytes(), before)
+
     def test_white_space_alone_is_no_text(self):
         file = documents.write(self.place, "blank.txt", " \n\n")
         self.assert_refused(run("index", "-m", self.model, "-f", file, "-o", self.place / "x.lode"), "found white space alone")
