@@ -5,7 +5,7 @@
 
 LODE_FUZZ_TARGET(html) {
   lode::TextBuilder out(1 << 22, "x");
-  lode::put_html(input, "x", true, out);
+  lode::put_html(input, "x", true, {}, out);
   out.finish();
   LODE_ASSERT(lode::invalid_utf8(out.text()) == std::string::npos);
   LODE_ASSERT(out.text().size() <= 64 + 16 * input.size());

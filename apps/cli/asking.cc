@@ -32,9 +32,10 @@ std::shared_ptr<const Model> model_of(const AskedFlags& flags, const ContextMeta
   ModelFlags model = flags.model;
   if (model.model.empty()) {
     if (!is_model(meta.model_path))
-      throw InputError(
-          fmt::format("{}: its model is not at '{}' any more: name the model's folder or file with -m",
-                      flags.context, meta.model_path));
+      throw InputError(fmt::format(
+          "{}: expected its model at '{}', where it was indexed, found none there: -m MODEL names the place "
+          "that it was moved to",
+          flags.context, meta.model_path));
     model.model = meta.model_path;
   }
   return load_model(flags.common, model);

@@ -160,7 +160,7 @@ bool is_artefact(const std::string& path);  ///< tensors, whatever the file is c
 void expect_context(const std::string& path);
 
 /// Writes one JSON object and a newline to stdout; RunError when stdout cannot take it.
-void print_json(const Json& result);
+void print_json(Json result);
 /// Writes text to stdout, control characters made visible: what a document, a file's metadata or a model says may
 /// hold escape sequences. RunError when stdout cannot take it.
 void print_text(std::string_view text);

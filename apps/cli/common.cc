@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -546,7 +547,22 @@ void print_remark(std::string_view remark) {
   std::fprintf(stderr, "%s\n", printable(remark).c_str());
 }
 
-void print_json(const Json& result) {
+namespace {
+
+/// What is measured or computed has no more than 9 digits that mean something: 0.09006751600000001 is 0.090067516. Every
+/// float stays what it is. Large numbers may be times since 1970, which have more.
+void round_numbers(Json& value) {
+  constexpr double kLarge = 1e9;
+  if (value.is_structured())
+    for (Json& member : value) round_numbers(member);
+  if (value.is_number_float() && std::abs(value.get<double>()) < kLarge)
+    value = std::strtod(fmt::format("{:.9g}", value.get<double>()).c_str(), nullptr);
+}
+
+}  // namespace
+
+void print_json(Json result) {
+  round_numbers(result);
   print_bytes(result.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
 }
 

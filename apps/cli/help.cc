@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 
 #include "base/text.h"
@@ -41,6 +42,24 @@ std::string entry(const std::string& name, std::string_view meaning) {
   return text + wrapped(meaning, kNames) + "\n";
 }
 
+/// What stands for an option's value where "TEXT" would say nothing: a file is no text.
+std::string value_name(const CLI::Option& option) {
+  static const std::map<std::string, std::string, std::less<>> kValues = {
+      {"model", "MODEL"},       {"tokenizer", "MODEL"},    {"file", "FILE"},       {"document", "FILE"},
+      {"append", "FILE"},       {"samples", "FILE"},       {"questions", "FILE"},  {"prompts", "FILE"},
+      {"api-key-file", "FILE"}, {"from", "FILE"},          {"checkpoint", "FILE"}, {"check", "FILE"},
+      {"output", "FILE"},       {"haystack", "PATH"},      {"contexts", "FOLDER"}, {"include", "GLOB"},
+      {"exclude", "GLOB"},      {"attention", "SPEC"},     {"gpu-memory", "SIZE"}, {"active-memory", "SIZE"},
+      {"cache-memory", "SIZE"}, {"sample-memory", "SIZE"}, {"url", "URL"}};
+  const bool positional = option.get_positional() && option.get_lnames().empty();
+  const std::vector<std::string>& names = option.get_lnames();
+  const std::string name = positional ? option.get_name() : names.empty() ? std::string() : names.front();
+  if (positional && name == "context") return "FILE";
+  if (name == "output" && option.get_description().starts_with("folder")) return "FOLDER";
+  const auto found = kValues.find(name);
+  return found == kValues.end() ? std::string() : found->second;
+}
+
 /// CLI11's own form, but a default stands behind the explanation, where it can be longer than a word, and
 /// lines end where the terminal does.
 class HelpFormatter : public CLI::Formatter {
@@ -57,6 +76,9 @@ class HelpFormatter : public CLI::Formatter {
 
   std::string make_option_opts(const CLI::Option* option) const override {
     std::string text = CLI::Formatter::make_option_opts(option);
+    constexpr std::string_view kText = " TEXT";
+    if (const std::string value = value_name(*option); !value.empty() && text.starts_with(kText))
+      text.replace(1, kText.size() - 1, value);
     const std::string value = "=" + option->get_default_str();
     if (const std::size_t at = text.find(value); value.size() > 1 && at != std::string::npos)
       text.erase(at, value.size());

@@ -2,6 +2,7 @@
 #include "base/file.h"
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/random.h>
@@ -86,8 +87,8 @@ void write_all(int fd, std::span<const std::byte> bytes, std::int64_t offset,
   while (!bytes.empty()) {
     const ssize_t n = ::pwrite(fd, bytes.data(), bytes.size(), offset);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0)
-      throw RunError(path.string() + ": cannot be written: " + (n == 0 ? "no progress" : system_says()));
+    if (n == 0) throw RunError(path.string() + ": cannot be written: no progress");
+    if (n < 0) throw RunError(write_failure(path, errno));
     bytes = bytes.subspan(static_cast<std::size_t>(n));
     offset += n;
   }
@@ -137,12 +138,24 @@ std::string read_file(const std::filesystem::path& path, std::size_t limit) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-void expect_room(const std::filesystem::path& path, std::uint64_t bytes) {
+void expect_room(const std::filesystem::path& path, std::uint64_t bytes, std::string_view what_for) {
   std::error_code unknown;
-  const auto space = std::filesystem::space(path.has_parent_path() ? path.parent_path() : ".", unknown);
+  const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
+  const auto space = std::filesystem::space(folder, unknown);
   if (unknown || space.available >= bytes) return;
-  throw RunError(path.string() + ": expected room for " + human_bytes(static_cast<std::int64_t>(bytes)) +
-                 " on its disk, found " + human_bytes(static_cast<std::int64_t>(space.available)));
+  throw RunError(
+      fmt::format("{}: expected room for {}{}, found {} free on the disk of '{}': make room there, or write "
+                  "to another disk",
+                  path.string(), human_bytes(static_cast<std::int64_t>(bytes)),
+                  what_for.empty() ? std::string() : fmt::format(" ({})", what_for),
+                  human_bytes(static_cast<std::int64_t>(space.available)), folder.string()));
+}
+
+std::string write_failure(const std::filesystem::path& path, int error) {
+  const bool full = error == ENOSPC || error == EDQUOT;
+  return fmt::format(
+      "{}: cannot be written: {}{}", path.string(), std::strerror(error),
+      full ? ": make room there and give the same command again, or write to another disk" : "");
 }
 
 AtomicFile::AtomicFile(const std::filesystem::path& path, Readers readers) : path_(place_to_write(path)) {
@@ -188,7 +201,7 @@ void AtomicFile::write_at(std::uint64_t offset, std::span<const std::byte> bytes
 }
 
 void AtomicFile::commit() {
-  if (::fsync(fd_) != 0) throw RunError(path_.string() + ": cannot be written: " + system_says());
+  if (::fsync(fd_) != 0) throw RunError(write_failure(path_, errno));
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) {
     throw RunError(path_.string() + ": cannot be put in place: " + system_says());
   }

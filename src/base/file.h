@@ -36,8 +36,11 @@ class MappedFile {
 std::string read_file(const std::filesystem::path& path, std::size_t limit = std::size_t{1} << 30);
 
 /// RunError when the file system of a file to be written has less room, as far as it says: seen before the
-/// work.
-void expect_room(const std::filesystem::path& path, std::uint64_t bytes);
+/// work. `what_for` goes into the message: "the file 3 GiB, its copy 2 GiB".
+void expect_room(const std::filesystem::path& path, std::uint64_t bytes, std::string_view what_for = {});
+
+/// Why a file cannot be written, as `error` (errno) says it; where its disk is full, with what to do.
+std::string write_failure(const std::filesystem::path& path, int error);
 
 /// Writes beside `path` and renames over it in commit(): tmp (O_EXCL) + fsync + rename + fsync of the folder.
 /// Destroyed without commit, it removes the temporary. One of a writer that is still alive is an InputError

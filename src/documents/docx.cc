@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// DOCX (WordprocessingML): paragraphs, headings, lists, tables, footnotes; the pages are those that Word
-// last laid out, where it noted them.
+// DOCX (WordprocessingML): paragraphs, headings, lists, tables, footnotes, without hidden text; the pages are those
+// that Word last laid out, where it noted them.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <map>
+#include <vector>
 
 #include "documents/archive.h"
 #include "documents/readers.h"
@@ -24,6 +25,11 @@ class Reader {
   Reader(bool paged, TextBuilder& out) : out_(out), page_(paged ? 1 : 0) { out_.at(page_, 1); }
 
   void take(const XmlEvent& e) {
+    if (e.kind == XmlEvent::Kind::begin && (skip_ > 0 || skipped(e.name))) skip_ += e.empty ? 0 : 1;
+    if (skip_ > 0 || (e.empty && skipped(e.name))) {
+      if (e.kind == XmlEvent::Kind::end) --skip_;
+      return;
+    }
     if (e.kind == XmlEvent::Kind::text) {
       if (in_text_ && e.name == "#text") put(e.text);
       return;
@@ -37,8 +43,17 @@ class Reader {
   std::int32_t pages() const { return page_; }
 
  private:
+  /// What says once more what is read elsewhere: a text box for old programs, where moved text stood, how text looked.
+  static bool skipped(std::string_view name) {
+    return name == "mc:Fallback" || name == "w:moveFrom" || name == "w:rPrChange" || name == "w:pPrChange";
+  }
+
   void enter(const XmlEvent& e) {
     if (e.name == "w:p" && cells_ == 0) out_.break_line(list_ ? 1 : 2), list_ = false;
+    if (e.name == "w:p") head_ = Head::none;
+    if (e.name == "w:r" && !e.empty) hidden_.push_back(!hidden_.empty() && hidden_.back());
+    if (e.name == "w:vanish" && !in_properties_ && !hidden_.empty())
+      hidden_.back() = is_on(e.attribute("w:val"));
     if (e.name == "w:tbl") ++tables_, out_.break_line(2);
     if (e.name == "w:tr") out_.break_line(), cell_of_row_ = 0;
     if (e.name == "w:tc") {
@@ -66,19 +81,40 @@ class Reader {
 
   void leave(std::string_view name) {
     if (name == "w:pPr") in_properties_ = false;
+    if (name == "w:r" && !hidden_.empty()) hidden_.pop_back();
+    if (name == "w:p") end_paragraph();
     if (name == "w:p" && cells_ > 0) out_.space();
     if (name == "w:tc") --cells_;
     if (name == "w:tbl" && --tables_ == 0) out_.break_line(2);
   }
 
+  static bool is_on(const std::string& value) {
+    return value != "0" && value != "false" && value != "off" && value != "none";
+  }
+
+  /// Many documents say their title again in their first heading.
+  void end_paragraph() {
+    if (head_ == Head::none || !prefix_.empty()) return;
+    const std::string said = out_.text().substr(head_begin_);
+    if (head_ == Head::heading && said == title_) out_.cut(head_begin_);
+    title_ = head_ == Head::title ? said : std::string();
+    head_ = Head::none;
+  }
+
   void style(const std::string& name) {
+    if (name == "Title") prefix_ = "# ", head_ = Head::title;
+    if (name == "Heading1") head_ = Head::heading;
     if (!name.starts_with("Heading") || name.size() != 8) return;
     const int level = name.back() - '0';
     if (level >= 1 && level <= 6) prefix_ = std::string(static_cast<std::size_t>(level), '#') + " ";
   }
 
   void put(std::string_view text) {
-    if (!prefix_.empty()) out_.put(prefix_);
+    if (!hidden_.empty() && hidden_.back()) return;
+    if (!prefix_.empty()) {
+      head_begin_ = out_.text().size();
+      out_.put(prefix_);
+    }
     prefix_.clear();
     out_.put(text);
   }
@@ -86,7 +122,11 @@ class Reader {
   TextBuilder& out_;
   std::int32_t page_;
   bool in_text_ = false, in_properties_ = false, list_ = false;
-  int tables_ = 0, cells_ = 0, cell_of_row_ = 0;
+  int skip_ = 0, tables_ = 0, cells_ = 0, cell_of_row_ = 0;
+  std::vector<bool> hidden_;  // of each run that is open: a text box lies in one
+  enum class Head { none, title, heading } head_ = Head::none;  // what the paragraph is
+  std::size_t head_begin_ = 0;
+  std::string title_;                         // of the document, until its first heading
   std::string prefix_;                        // of the paragraph, until it has text
   std::map<std::string, std::size_t> notes_;  // the number of each
 };

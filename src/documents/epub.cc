@@ -44,8 +44,42 @@ std::string unescaped(std::string_view link) {
   return name.substr(0, name.find('#'));
 }
 
-/// A link as a name in the archive: beside `from`, with its "..", but never out of the archive.
-std::string resolved(const std::string& from, const std::string& link) {
+struct Spine {
+  std::vector<std::string> pages;   ///< names in their order
+  std::vector<std::string> beside;  ///< that only links lead to, such as pages of notes
+};
+Spine spine_of(const std::string& package, const std::string& name, std::string_view where) {
+  std::map<std::string, std::string> items;
+  Spine spine;
+  read_xml(package, fmt::format("{}: {}", where, name), [&](const XmlEvent& e) {
+    if (e.kind != XmlEvent::Kind::begin) return;
+    const std::string element = local_name(e.name);
+    if (element == "item") items[e.attribute("id")] = name_in_archive(name, e.attribute("href"));
+    if (element == "itemref")
+      (e.attribute("linear") == "no" ? spine.beside : spine.pages).push_back(e.attribute("idref"));
+  });
+  for (std::vector<std::string>* pages : {&spine.pages, &spine.beside}) {
+    for (std::string& page : *pages) page = items.contains(page) ? items.at(page) : std::string();
+    std::erase(*pages, "");
+  }
+  return spine;
+}
+
+/// Whether some note stands on the page.
+bool has_notes(const PageNotes& notes, const std::string& page) {
+  const auto first = notes.labels.lower_bound(page + "#");
+  return first != notes.labels.end() && first->first.starts_with(page + "#");
+}
+
+bool is_page(std::string_view name) {
+  for (const std::string_view end : {".xhtml", ".html", ".htm", ".xml", ".opf"})
+    if (name.ends_with(end)) return true;
+  return false;
+}
+
+}  // namespace
+
+std::string name_in_archive(const std::string& from, const std::string& link) {
   std::vector<std::string> parts;
   const auto add = [&](std::string_view path) {
     for (std::size_t at = 0; at <= path.size();) {
@@ -56,35 +90,12 @@ std::string resolved(const std::string& from, const std::string& link) {
       at = end + 1;
     }
   };
+  const std::string path = unescaped(link);
   const std::size_t slash = from.rfind('/');
-  if (!link.starts_with('/') && slash != std::string::npos) add(std::string_view(from).substr(0, slash));
-  add(link);
+  if (!path.starts_with('/') && slash != std::string::npos) add(std::string_view(from).substr(0, slash));
+  add(path);
   return join(parts, "/");
 }
-
-/// Names of the spine's pages in their order.
-std::vector<std::string> spine_of(const std::string& package, const std::string& name,
-                                  std::string_view where) {
-  std::map<std::string, std::string> items;
-  std::vector<std::string> pages;
-  read_xml(package, fmt::format("{}: {}", where, name), [&](const XmlEvent& e) {
-    if (e.kind != XmlEvent::Kind::begin) return;
-    const std::string element = local_name(e.name);
-    if (element == "item") items[e.attribute("id")] = resolved(name, unescaped(e.attribute("href")));
-    if (element == "itemref" && e.attribute("linear") != "no") pages.push_back(e.attribute("idref"));
-  });
-  for (std::string& page : pages) page = items.contains(page) ? items.at(page) : std::string();
-  std::erase(pages, "");
-  return pages;
-}
-
-bool is_page(std::string_view name) {
-  for (const std::string_view end : {".xhtml", ".html", ".htm", ".xml", ".opf"})
-    if (name.ends_with(end)) return true;
-  return false;
-}
-
-}  // namespace
 
 DocumentText read_epub(std::string_view bytes, std::string_view where, const ReadOptions& options) {
   const auto parts = read_zip(bytes, where, options.largest_text, is_page);
@@ -97,21 +108,32 @@ DocumentText read_epub(std::string_view bytes, std::string_view where, const Rea
   std::string package;
   read_xml(parts.at(kContainer), fmt::format("{}: {}", where, kContainer), [&](const XmlEvent& e) {
     if (package.empty() && e.kind == XmlEvent::Kind::begin && local_name(e.name) == "rootfile")
-      package = resolved("", e.attribute("full-path"));
+      package = name_in_archive("", e.attribute("full-path"));
   });
   if (!parts.contains(package))
     throw InputError(fmt::format("{}: expected the package '{}' in it, found none", where, excerpt(package)));
   DocumentText result;
   TextBuilder out(options.largest_text, std::string(where));
   out.at(0, 1);
-  for (const std::string& name : spine_of(parts.at(package), package, where)) {
+  Spine spine = spine_of(parts.at(package), package, where);
+  const auto in_book = [&](const std::string& name) { return fmt::format("{}: {}", where, excerpt(name)); };
+  PageNotes notes;
+  for (const std::string& name : spine.pages)
+    if (const auto page = parts.find(name); page != parts.end()) {
+      notes.page = name;
+      find_notes(page->second, in_book(name), notes);
+    }
+  for (const std::string& name : spine.beside)
+    if (has_notes(notes, name)) spine.pages.push_back(name);
+  for (const std::string& name : spine.pages) {
     const auto page = parts.find(name);
     if (page == parts.end()) {
       result.remarks.push_back(fmt::format("{}: its page '{}' is not in it", where, excerpt(name)));
       continue;
     }
     out.break_line(2);
-    put_html(page->second, fmt::format("{}: {}", where, excerpt(name)), false, out);
+    notes.page = name;
+    put_html(page->second, in_book(name), false, notes, out);
   }
   out.finish();
   if (out.text().empty())

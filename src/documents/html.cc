@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// HTML by libxml2's forgiving parser: what a reader sees, without scripts and styles.
+// HTML by libxml2's forgiving parser: what a reader sees, without scripts, styles and hidden elements, with the
+// numbers of lists and notes.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include "base/text.h"
 #include "documents/encoding.h"
@@ -29,17 +33,18 @@ struct Element {
   std::string_view mark;  ///< stands in front of its text
 };
 constexpr Element kElements[] = {
-    {"script", -1, ""}, {"style", -1, ""},     {"template", -1, ""},  {"noscript", -1, ""},
-    {"svg", -1, ""},    {"iframe", -1, ""},    {"object", -1, ""},    {"head", -1, ""},
-    {"select", -1, ""}, {"h1", 2, "# "},       {"h2", 2, "## "},      {"h3", 2, "### "},
-    {"h4", 2, "#### "}, {"h5", 2, "##### "},   {"h6", 2, "###### "},  {"p", 2, ""},
-    {"ul", 2, ""},      {"ol", 2, ""},         {"dl", 2, ""},         {"table", 2, ""},
-    {"pre", 2, ""},     {"blockquote", 2, ""}, {"figure", 2, ""},     {"section", 2, ""},
-    {"article", 2, ""}, {"header", 2, ""},     {"footer", 2, ""},     {"nav", 2, ""},
-    {"aside", 2, ""},   {"main", 2, ""},       {"div", 1, ""},        {"li", 1, "- "},
-    {"dt", 1, ""},      {"dd", 1, "  "},       {"tr", 1, ""},         {"br", 1, ""},
-    {"hr", 2, ""},      {"caption", 1, ""},    {"figcaption", 1, ""}, {"form", 1, ""},
-    {"option", 1, ""},  {"address", 1, ""},    {"body", 1, ""},       {"title", 2, "# "},
+    {"script", -1, ""},    {"style", -1, ""},    {"template", -1, ""}, {"noscript", -1, ""},
+    {"svg", -1, ""},       {"iframe", -1, ""},   {"object", -1, ""},   {"head", -1, ""},
+    {"select", -1, ""},    {"datalist", -1, ""}, {"menu", 2, ""},      {"h1", 2, "# "},
+    {"h2", 2, "## "},      {"h3", 2, "### "},    {"h4", 2, "#### "},   {"h5", 2, "##### "},
+    {"h6", 2, "###### "},  {"p", 2, ""},         {"ul", 2, ""},        {"ol", 2, ""},
+    {"dl", 2, ""},         {"table", 2, ""},     {"pre", 2, ""},       {"blockquote", 2, ""},
+    {"figure", 2, ""},     {"section", 2, ""},   {"article", 2, ""},   {"header", 2, ""},
+    {"footer", 2, ""},     {"nav", 2, ""},       {"aside", 2, ""},     {"main", 2, ""},
+    {"div", 1, ""},        {"li", 1, "- "},      {"dt", 1, ""},        {"dd", 1, "  "},
+    {"tr", 1, ""},         {"br", 1, ""},        {"hr", 2, ""},        {"caption", 1, ""},
+    {"figcaption", 1, ""}, {"form", 1, ""},      {"option", 1, ""},    {"address", 1, ""},
+    {"body", 1, ""},       {"title", 2, "# "},
 };
 
 Element element_of(const xmlNode* node) {
@@ -53,61 +58,317 @@ bool is_blank(char c) {
   return c == ' ' || c == '\t' || c == '\n' || c == '\r' || c == '\f';
 }
 
-/// Walks the tree without recursion: a page may be nested as deep as it likes.
-class BeamSearch {
+/// Lower case, without blanks: how CSS and HTML compare words.
+std::string bare_word(std::string_view text) {
+  std::string word;
+  for (const char c : text)
+    if (!is_blank(c)) word += c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  return word;
+}
+
+std::optional<std::string> attribute(const xmlNode* node, const char* name) {
+  const std::unique_ptr<xmlChar, void (*)(void*)> value(xmlGetProp(node, BAD_CAST name), xmlFree);
+  if (value == nullptr) return std::nullopt;
+  return reinterpret_cast<const char*>(value.get());
+}
+
+/// What the element's own `style` says of a property, its last word on it; empty if nothing.
+std::string style_of(const xmlNode* node, std::string_view property) {
+  const std::string style = attribute(node, "style").value_or("");
+  std::string found;
+  for (std::size_t at = 0; at < style.size();) {
+    const std::size_t end = std::min(style.find(';', at), style.size());
+    const std::string_view declared = std::string_view(style).substr(at, end - at);
+    const std::size_t colon = declared.find(':');
+    if (colon != std::string_view::npos && bare_word(declared.substr(0, colon)) == property)
+      found = bare_word(declared.substr(colon + 1));
+    at = end + 1;
+  }
+  return found.substr(0, found.find('!'));  // !important
+}
+
+/// Whether the element itself says that nobody sees it. A page hides its whole body until a script has run: that is seen.
+bool is_hidden(const xmlNode* node, std::string_view name) {
+  if (node->properties == nullptr) return name == "dialog";
+  if (name == "html" || name == "body") return false;
+  if (attribute(node, "hidden") || (name == "dialog" && !attribute(node, "open"))) return true;
+  const std::string visibility = style_of(node, "visibility");
+  return visibility == "hidden" || visibility == "collapse" || style_of(node, "display") == "none";
+}
+
+std::optional<std::int64_t> whole(const std::optional<std::string>& text) {
+  if (!text) return std::nullopt;
+  std::string_view digits = *text;
+  while (!digits.empty() && is_blank(digits.front())) digits.remove_prefix(1);
+  if (digits.starts_with('+')) digits.remove_prefix(1);
+  std::int32_t value = 0;
+  if (std::from_chars(digits.data(), digits.data() + digits.size(), value).ec != std::errc())
+    return std::nullopt;
+  return value;
+}
+
+/// "a" to "z", "aa", ...
+std::string in_letters(std::int64_t n) {
+  std::string letters;
+  for (; n > 0; n = (n - 1) / 26) letters.insert(0, 1, static_cast<char>('a' + (n - 1) % 26));
+  return letters;
+}
+
+std::string in_roman(std::int64_t n) {
+  constexpr std::pair<int, const char*> kNumerals[] = {
+      {1000, "m"}, {900, "cm"}, {500, "d"}, {400, "cd"}, {100, "c"}, {90, "xc"}, {50, "l"},
+      {40, "xl"},  {10, "x"},   {9, "ix"},  {5, "v"},    {4, "iv"},  {1, "i"}};
+  std::string numerals;
+  for (const auto& [value, letters] : kNumerals)
+    for (; n >= value; n -= value) numerals += letters;
+  return numerals;
+}
+
+/// A list whose items are being read.
+struct List {
+  char type = '-';  ///< as the attribute says it: 1, a, A, i or I; "-" when it is not numbered
+  std::int64_t next = 1, step = 1;
+  std::string mark;  ///< of the item that was entered last
+};
+
+/// The type that CSS names in `style`, or `type` where it names none.
+char list_type(const xmlNode* node, char type) {
+  constexpr std::pair<std::string_view, char> kStyles[] = {
+      {"none", '-'},        {"disc", '-'},        {"decimal", '1'},
+      {"lower-alpha", 'a'}, {"lower-latin", 'a'}, {"upper-alpha", 'A'},
+      {"upper-latin", 'A'}, {"lower-roman", 'i'}, {"upper-roman", 'I'}};
+  std::string style = style_of(node, "list-style-type");
+  if (style.empty()) style = style_of(node, "list-style");
+  for (const auto& [name, letter] : kStyles)
+    if (style == name) return letter;
+  return type;
+}
+
+List list_at(const xmlNode* node, std::string_view name) {
+  List list;
+  if (name != "ol") return list;
+  const std::string type = attribute(node, "type").value_or("1");
+  list.type = list_type(node, type.size() == 1 && type.find_first_of("1aAiI") == 0 ? type[0] : '1');
+  const auto start = whole(attribute(node, "start"));
+  if (attribute(node, "reversed")) {
+    list.step = -1;
+    list.next = 0;
+    for (const xmlNode* item = node->children; item != nullptr; item = item->next)
+      list.next += item->type == XML_ELEMENT_NODE && element_of(item).name == "li" ? 1 : 0;
+  }
+  list.next = start.value_or(list.next);
+  return list;
+}
+
+/// "3. ", "c. " or "- ".
+std::string mark_of(char type, std::int64_t number) {
+  std::string text = std::to_string(number);
+  const bool alpha = type == 'a' || type == 'A', roman = type == 'i' || type == 'I';
+  if (type == '-') return "- ";
+  if (alpha && number > 0) text = in_letters(number);
+  if (roman && number > 0 && number < 4000) text = in_roman(number);
+  if (type == 'A' || type == 'I')
+    for (char& c : text) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
+  return text + ". ";
+}
+
+bool has_name(const xmlNode* node, std::string_view name) {
+  return node != nullptr && node->type == XML_ELEMENT_NODE && element_of(node).name == name;
+}
+
+/// Where a link leads: the page's name and the id there; empty when it names no id, or leaves the document.
+std::string target_of(const xmlNode* link, const PageNotes& notes) {
+  const std::string href = attribute(link, "href").value_or("");
+  const std::size_t hash = href.find('#');
+  if (hash == std::string::npos || hash + 1 == href.size() ||
+      href.substr(0, hash).find(':') != std::string::npos)
+    return {};
+  const std::string page = hash == 0 ? notes.page : name_in_archive(notes.page, href.substr(0, hash));
+  return page + href.substr(hash);
+}
+
+/// A link's text, as far as a note's number would be long: "1", "*", "iv".
+std::string label_of(const xmlNode* link) {
+  constexpr std::size_t kLongest = 12;
+  const std::unique_ptr<xmlChar, void (*)(void*)> content(xmlNodeGetContent(link), xmlFree);
+  std::string_view text = content == nullptr ? "" : reinterpret_cast<const char*>(content.get());
+  const auto at_edge = [](char c) {
+    return is_blank(c) || std::string_view("[](){}.:").find(c) != std::string_view::npos;
+  };
+  while (!text.empty() && at_edge(text.front())) text.remove_prefix(1);
+  while (!text.empty() && at_edge(text.back())) text.remove_suffix(1);
+  const bool arrow = text.starts_with("\xe2\x86") || text.starts_with("\xe2\x87") || text.starts_with("^");
+  return text.size() > kLongest || arrow || text.find('\n') != std::string_view::npos ? std::string()
+                                                                                      : std::string(text);
+}
+
+/// The number that a link to a note shows; empty when the link is none: it says so, or is raised.
+std::string note_label(const xmlNode* node, const PageNotes& notes) {
+  if (!has_name(node, "a") || target_of(node, notes).empty()) return {};
+  bool is_note = false;
+  for (const char* name : {"epub:type", "role", "class"}) {
+    const std::string said = bare_word(attribute(node, name).value_or(""));
+    if (said.find("backlink") != std::string::npos || said.find("footnote-back") != std::string::npos)
+      return {};
+    is_note = is_note || said.find("noteref") != std::string::npos ||
+              said.find("footnote-ref") != std::string::npos;
+  }
+  const xmlNode* above = node->parent;
+  while (has_name(above, "span") || has_name(above, "b") || has_name(above, "i")) above = above->parent;
+  is_note = is_note || has_name(above, "sup");
+  for (const xmlNode* inside = node->children; inside != nullptr; inside = inside->next)
+    is_note = is_note || has_name(inside, "sup");
+  return is_note ? label_of(node) : std::string();
+}
+
+/// Calls `enter` on each node in the document's order and `leave` behind what is inside, unless `enter` says false.
+/// Without recursion: a page may be nested as deep as it likes.
+template <class Enter, class Leave>
+void walk(const xmlNode* root, const Enter& enter, const Leave& leave) {
+  for (const xmlNode* node = root; node != nullptr;) {
+    const bool shown = enter(node);
+    if (shown && node->children != nullptr) {
+      node = node->children;
+      continue;
+    }
+    if (shown) leave(node);
+    while (node != root && node->next == nullptr) {
+      node = node->parent;
+      leave(node);
+    }
+    node = node == root ? nullptr : node->next;
+  }
+}
+
+/// Adds the notes that the page refers to. A link inside a note leads back to where it was referred to.
+void add_notes(const xmlNode* root, PageNotes& notes) {
+  const auto is_target = [&](const xmlNode* node) {
+    const auto id = node->type == XML_ELEMENT_NODE ? attribute(node, "id") : std::nullopt;
+    return id && notes.labels.contains(notes.page + "#" + *id);
+  };
+  std::vector<const xmlNode*> targets;
+  walk(
+      root,
+      [&](const xmlNode* node) {
+        if (node->type != XML_ELEMENT_NODE) return false;
+        if (is_target(node)) targets.push_back(node);
+        const std::string label = targets.empty() ? note_label(node, notes) : std::string();
+        if (!label.empty()) notes.labels.emplace(target_of(node, notes), label);
+        return true;
+      },
+      [&](const xmlNode* node) {
+        if (!targets.empty() && targets.back() == node) targets.pop_back();
+      });
+}
+
+/// Puts what is shown.
+class Walk {
  public:
-  BeamSearch(bool lines, TextBuilder& out) : lines_(lines), out_(out) {}
+  Walk(bool lines, const PageNotes& notes, TextBuilder& out) : lines_(lines), notes_(notes), out_(out) {}
 
   void run(const xmlNode* root) {
-    for (const xmlNode* node = root; node != nullptr;) {
-      const bool inside = enter(node) && node->children != nullptr;
-      if (inside) {
-        node = node->children;
-        continue;
-      }
-      leave(node);
-      while (node != root && node->next == nullptr) {
-        node = node->parent;
-        leave(node);
-      }
-      node = node == root ? nullptr : node->next;
-    }
+    walk(
+        root, [&](const xmlNode* node) { return enter(node); }, [&](const xmlNode* node) { leave(node); });
   }
 
  private:
-  /// False: what is inside is not shown.
+  /// False: what is inside is not shown, or was put.
   bool enter(const xmlNode* node) {
     if (node->type == XML_TEXT_NODE || node->type == XML_CDATA_SECTION_NODE) return text(node), false;
     if (node->type != XML_ELEMENT_NODE) return false;
     const Element element = element_of(node);
-    if (element.breaks < 0) return false;
+    if (element.breaks < 0 || is_hidden(node, element.name)) return false;
     if (lines_) line_ = static_cast<std::int32_t>(std::min<long>(xmlGetLineNo(node), INT32_MAX));
-    if (element.breaks > 0) out_.break_line(element.breaks);
+    const bool list = is_list(element.name), nested = list && !lists_.empty();
+    if (element.breaks > 0) out_.break_line(nested ? 1 : element.breaks);
     if (element.name == "pre") ++pre_;
     if ((element.name == "td" || element.name == "th") && !out_.at_line_start()) out_.space(), put("| ");
-    pending_ = element.mark.empty() ? pending_ : element.mark;
+    if (list) lists_.push_back(list_at(node, element.name));
+    if (element.name == "li")
+      pending_ += item_mark(node);
+    else
+      pending_ += element.mark;
+    await_note(node);
     if (element.name == "img") alternative(node);
+    if (element.name == "sup") return raised(node);
+    if (const std::string label = note_label(node, notes_); !label.empty())
+      return put("[" + label + "]"), false;
     return true;
   }
 
   void leave(const xmlNode* node) {
     if (node->type != XML_ELEMENT_NODE) return;
     const Element element = element_of(node);
-    if (element.breaks > 0 && element.name != "br") out_.break_line(element.breaks);
+    if (is_list(element.name) && !lists_.empty()) lists_.pop_back();
+    const int breaks = is_list(element.name) && !lists_.empty() ? 1 : element.breaks;
+    if (breaks > 0 && element.name != "br") out_.break_line(breaks);
     if (element.name == "pre" && pre_ > 0) --pre_;
-    if (!element.mark.empty()) pending_ = {};
+    const std::string_view mark = element.name != "li" ? element.mark
+                                  : lists_.empty()     ? "- "
+                                                       : lists_.back().mark;
+    if (!mark.empty() && pending_.ends_with(mark)) pending_.resize(pending_.size() - mark.size());
+  }
+
+  static bool is_list(std::string_view name) { return name == "ol" || name == "ul" || name == "menu"; }
+
+  std::string item_mark(const xmlNode* node) {
+    if (lists_.empty()) return "- ";
+    List& list = lists_.back();
+    list.next = whole(attribute(node, "value")).value_or(list.next);
+    const std::size_t deep = pending_.empty() ? std::min<std::size_t>(lists_.size() - 1, 8) : 0;
+    list.mark = std::string(2 * deep, ' ') + mark_of(list_type(node, list.type), list.next);
+    list.next += list.step;
+    return list.mark;
+  }
+
+  /// A note begins with the number by which the text refers to it, unless it has it already.
+  void await_note(const xmlNode* node) {
+    if (notes_.labels.empty() || node->properties == nullptr) return;
+    for (const char* name : {"id", "name"}) {
+      const auto id = attribute(node, name);
+      const auto found = id ? notes_.labels.find(notes_.page + "#" + *id) : notes_.labels.end();
+      if (found != notes_.labels.end()) label_ = found->second;
+    }
+  }
+
+  /// A raised number must not be one with what stands beside it: "10^6", and "[1] " in front of a note.
+  bool raised(const xmlNode* node) {
+    const xmlNode* const inside = node->children;
+    if (inside == nullptr || inside->next != nullptr || inside->content == nullptr) return true;
+    const std::string number = bare_word(reinterpret_cast<const char*>(inside->content));
+    if (number.empty() || number.find_first_not_of("0123456789+-") != std::string::npos) return true;
+    if (out_.text().ends_with(' ')) return true;
+    const bool begins = out_.at_line_start();
+    put(begins ? "[" + number + "]" : "^" + number);
+    if (begins) out_.space();
+    return false;
   }
 
   void alternative(const xmlNode* node) {
-    const std::unique_ptr<xmlChar, void (*)(void*)> alt(xmlGetProp(node, BAD_CAST "alt"), xmlFree);
-    if (alt != nullptr && *alt != 0) put("[" + std::string(reinterpret_cast<const char*>(alt.get())) + "]");
+    const std::string alt = attribute(node, "alt").value_or("");
+    if (!alt.empty()) put("[" + alt + "]");
   }
 
   void put(std::string_view text) {
     if (lines_) out_.at(0, line_);
+    if (!label_.empty()) number_note(text);
     if (!pending_.empty()) out_.put(pending_);
-    pending_ = {};
+    pending_.clear();
     out_.put(text);
+  }
+
+  /// The note's own number takes the place of its item's.
+  void number_note(std::string_view text) {
+    const std::string label = std::exchange(label_, {});
+    if (!lists_.empty() && !lists_.back().mark.empty() && pending_.ends_with(lists_.back().mark))
+      pending_.resize(pending_.size() - lists_.back().mark.size());
+    std::string_view begin = text;
+    while (!begin.empty() && std::string_view("[(").find(begin.front()) != std::string_view::npos)
+      begin.remove_prefix(1);
+    const bool says_it = begin.starts_with(label) &&
+                         (begin.size() == label.size() ||
+                          std::string_view(".:)] \n").find(begin[label.size()]) != std::string_view::npos);
+    if (!says_it) pending_ += "[" + label + "] ";
   }
 
   void text(const xmlNode* node) {
@@ -128,10 +389,13 @@ class BeamSearch {
   }
 
   bool lines_;
+  const PageNotes& notes_;
   TextBuilder& out_;
   int pre_ = 0;
   std::int32_t line_ = 1;
-  std::string_view pending_;  // of the element that was entered, until it has text
+  std::vector<List> lists_;  // from the outermost
+  std::string pending_;      // marks of the elements that were entered, until they have text
+  std::string label_;        // of the note that was entered, until it has text
 };
 
 void silent(void*, const char*, ...) {}
@@ -160,7 +424,7 @@ const xmlNode* find_title(const xmlNode* root) {
 /// What is shown of an element, with its mark.
 std::string shown(const xmlNode* node, std::string_view where) {
   TextBuilder out(SIZE_MAX, std::string(where));
-  BeamSearch(false, out).run(node);
+  Walk(false, {}, out).run(node);
   out.finish();
   return out.take_text();
 }
@@ -170,7 +434,9 @@ bool has_heading(const xmlNode* root, std::string_view heading, std::string_view
   for (const xmlNode* node = root; node != nullptr;) {
     const bool element = node->type == XML_ELEMENT_NODE, h1 = element && element_of(node).name == "h1";
     if (h1 && shown(node, where) == heading) return true;
-    if (element && !h1 && element_of(node).breaks >= 0 && node->children != nullptr) {
+    const bool inside =
+        element && !h1 && element_of(node).breaks >= 0 && !is_hidden(node, element_of(node).name);
+    if (inside && node->children != nullptr) {
       node = node->children;
       continue;
     }
@@ -180,9 +446,9 @@ bool has_heading(const xmlNode* root, std::string_view heading, std::string_view
   return false;
 }
 
-}  // namespace
-
-void put_html(std::string_view bytes, std::string_view where, bool lines, TextBuilder& out) {
+/// The page as a tree.
+using Page = std::unique_ptr<xmlDoc, void (*)(xmlDoc*)>;
+Page parse_page(std::string_view bytes, std::string_view where) {
   constexpr std::size_t kLargest = std::size_t{256} << 20;
   if (bytes.size() > kLargest)
     throw InputError(fmt::format("{}: expected a page of at most {}, found {}", where, human_bytes(kLargest),
@@ -196,24 +462,40 @@ void put_html(std::string_view bytes, std::string_view where, bool lines, TextBu
     encoding = "UTF-8";
   }
   xmlSetGenericErrorFunc(nullptr, silent);
-  const std::unique_ptr<xmlDoc, void (*)(xmlDoc*)> page(
-      htmlReadMemory(bytes.data(), static_cast<int>(bytes.size()), nullptr, encoding,
-                     HTML_PARSE_RECOVER | HTML_PARSE_NOERROR | HTML_PARSE_NOWARNING | HTML_PARSE_NONET |
-                         HTML_PARSE_COMPACT),
-      xmlFreeDoc);
-  const xmlNode* root = page == nullptr ? nullptr : xmlDocGetRootElement(page.get());
-  if (root == nullptr)
+  Page page(htmlReadMemory(bytes.data(), static_cast<int>(bytes.size()), nullptr, encoding,
+                           HTML_PARSE_RECOVER | HTML_PARSE_NOERROR | HTML_PARSE_NOWARNING | HTML_PARSE_NONET |
+                               HTML_PARSE_COMPACT),
+            xmlFreeDoc);
+  if (page == nullptr || xmlDocGetRootElement(page.get()) == nullptr)
     throw InputError(fmt::format("{}: expected a page in HTML, found one without any element", where));
+  return page;
+}
+
+}  // namespace
+
+void find_notes(std::string_view bytes, std::string_view where, PageNotes& notes) {
+  const Page page = parse_page(bytes, where);
+  add_notes(xmlDocGetRootElement(page.get()), notes);
+}
+
+void put_html(std::string_view bytes, std::string_view where, bool lines, const PageNotes& notes,
+              TextBuilder& out) {
+  const Page page = parse_page(bytes, where);
+  const xmlNode* const root = xmlDocGetRootElement(page.get());
   // A page's title heads it, as its reader sees it; most pages say it again in their first heading.
   const xmlNode* const title = lines ? find_title(root) : nullptr;
-  if (title != nullptr && !has_heading(root, shown(title, where), where)) BeamSearch(lines, out).run(title);
-  BeamSearch(lines, out).run(root);
+  if (title != nullptr && !has_heading(root, shown(title, where), where)) Walk(lines, {}, out).run(title);
+  PageNotes own;
+  if (notes.page.empty()) add_notes(root, own);
+  Walk(lines, notes.page.empty() ? own : notes, out).run(root);
   out.break_line();
 }
 
 #else
 
-void put_html(std::string_view, std::string_view where, bool, TextBuilder&) {
+void find_notes(std::string_view, std::string_view, PageNotes&) {}
+
+void put_html(std::string_view, std::string_view where, bool, const PageNotes&, TextBuilder&) {
   throw InputError(
       fmt::format("{}: HTML needs a build with libxml2, which this one lacks (apt install libxml2-dev, "
                   "then build again)",
@@ -224,7 +506,7 @@ void put_html(std::string_view, std::string_view where, bool, TextBuilder&) {
 
 DocumentText read_html(std::string_view bytes, std::string_view where, const ReadOptions& options) {
   TextBuilder out(options.largest_text, std::string(where));
-  put_html(bytes, where, true, out);
+  put_html(bytes, where, true, {}, out);
   out.finish();
   if (out.text().empty())
     throw InputError(fmt::format("{}: expected a page with text, found none in it", where));

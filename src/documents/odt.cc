@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// ODT (OpenDocument text): paragraphs, headings, lists, tables, notes; pages where the program noted its soft
-// page breaks.
+// ODT (OpenDocument text): paragraphs, headings, lists, tables, notes, without hidden text; pages where the program
+// noted its soft page breaks.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <charconv>
+#include <set>
+#include <utility>
 
 #include "documents/archive.h"
 #include "documents/readers.h"
@@ -22,9 +24,11 @@ class Reader {
   Reader(bool paged, TextBuilder& out) : out_(out), page_(paged ? 1 : 0) { out_.at(page_, 1); }
 
   void take(const XmlEvent& e) {
-    if (e.kind == XmlEvent::Kind::begin && skipped(e.name)) skip_ += e.empty ? 0 : 1;
-    if (skip_ > 0) {
-      if (e.kind == XmlEvent::Kind::end && skipped(e.name)) --skip_;
+    if (e.kind == XmlEvent::Kind::begin) note_style(e);
+    const bool skips = e.kind == XmlEvent::Kind::begin && (skip_ > 0 || skipped(e.name) || is_hidden(e));
+    if (skips && !e.empty) ++skip_;
+    if (skip_ > 0 || skips) {
+      if (e.kind == XmlEvent::Kind::end) --skip_;
       return;
     }
     if (e.kind == XmlEvent::Kind::text) {
@@ -41,7 +45,30 @@ class Reader {
   /// What was deleted, comments, and where the text says nothing.
   static bool skipped(std::string_view name) {
     return name == "text:tracked-changes" || name == "office:annotation" || name == "text:sequence-decls" ||
-           name == "office:automatic-styles" || name == "office:scripts" || name == "text:note-citation";
+           name == "office:automatic-styles" || name == "office:scripts" || name == "text:note-citation" ||
+           name == "text:hidden-text" || name == "text:hidden-paragraph";
+  }
+
+  /// Styles of the document's own: those of titles, and those that hide.
+  void note_style(const XmlEvent& e) {
+    if (e.name == "style:style") {
+      style_ = e.attribute("style:name");
+      if (e.attribute("style:parent-style-name") == "Title") titles_.insert(style_);
+    }
+    if (e.name == "style:text-properties" && e.attribute("text:display") == "none") hiding_.insert(style_);
+  }
+
+  bool is_hidden(const XmlEvent& e) const {
+    const bool styled = e.name == "text:span" || e.name == "text:p" || e.name == "text:h";
+    return styled && !hiding_.empty() && hiding_.contains(e.attribute("text:style-name"));
+  }
+
+  /// Many documents say their title again in their first heading.
+  void end_head(bool title) {
+    if (!prefix_.empty()) return;
+    const std::string said = out_.text().substr(head_begin_);
+    if (!title && said == title_) out_.cut(head_begin_);
+    title_ = title ? said : std::string();
   }
 
   void enter(const XmlEvent& e) {
@@ -50,6 +77,9 @@ class Reader {
       if (cells_ == 0 && notes_ == 0) out_.break_line(lists_ > 0 ? 1 : 2);
       if (lists_ > 0 && items_ > 0) prefix_ = "- ", items_ = 0;
       if (e.name == "text:h") heading(e.attribute("text:outline-level"));
+      const bool title = e.name == "text:p" && titles_.contains(e.attribute("text:style-name"));
+      if (title) prefix_ = "# ";
+      if (notes_ == 0) in_title_ = title;
     }
     if (e.name == "text:list") ++lists_;
     if (e.name == "text:list-item") items_ = 1;
@@ -68,6 +98,7 @@ class Reader {
   void leave(std::string_view name) {
     if (name == "text:p" || name == "text:h") {
       --paragraphs_;
+      if (notes_ == 0 && (in_title_ || name == "text:h")) end_head(std::exchange(in_title_, false));
       if (cells_ > 0 || notes_ > 0) out_.space();
     }
     if (name == "text:list") --lists_;
@@ -101,7 +132,10 @@ class Reader {
   }
 
   void put(std::string_view text) {
-    if (!prefix_.empty()) out_.put(prefix_);
+    if (!prefix_.empty()) {
+      head_begin_ = out_.text().size();
+      out_.put(prefix_);
+    }
     prefix_.clear();
     out_.put(text);
   }
@@ -109,7 +143,12 @@ class Reader {
   TextBuilder& out_;
   std::int32_t page_;
   int skip_ = 0, paragraphs_ = 0, lists_ = 0, items_ = 0, cells_ = 0, cell_of_row_ = 0, notes_ = 0;
+  bool in_title_ = false;
   std::string prefix_;  // of the paragraph, until it has text
+  std::size_t head_begin_ = 0;
+  std::string title_;  // of the document, until its first heading
+  std::string style_;  // that is being defined
+  std::set<std::string> titles_ = {"Title"}, hiding_;
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 // `where` begins, and none trusts a byte.
 #pragma once
 
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,8 +39,21 @@ DocumentText read_odt(std::string_view bytes, std::string_view where, const Read
 /// line breaks are joined, footnotes follow the paragraph that their page ends in.
 void put_pages(const std::vector<PageLines>& pages, TextBuilder& out);
 
-/// Puts what an HTML document says at the end of `out`; every piece stands on `page` and, with `lines`, on
-/// the line of its element. `title` (may be null) gets the document's.
-void put_html(std::string_view bytes, std::string_view where, bool lines, TextBuilder& out);
+/// A link of an archive's page `from` as a name in the archive: beside it, with its "..", but never out of the archive.
+std::string name_in_archive(const std::string& from, const std::string& link);
+
+/// The notes that pages refer to.
+struct PageNotes {
+  std::string page;  ///< the name of the one that is read in its archive; empty: it stands alone
+  std::map<std::string, std::string>
+      labels;  ///< "chapter1.xhtml#n3": "3"; a page that stands alone finds its own
+};
+/// Adds those of a page of an archive.
+void find_notes(std::string_view bytes, std::string_view where, PageNotes& notes);
+
+/// Puts what an HTML document says at the end of `out`. With `lines`, every piece stands on the line of its element,
+/// and the document's title heads it.
+void put_html(std::string_view bytes, std::string_view where, bool lines, const PageNotes& notes,
+              TextBuilder& out);
 
 }  // namespace lode

@@ -31,8 +31,8 @@ void TextBuilder::put(std::string_view text) {
   implied_line_ = line_;
 }
 
-void TextBuilder::trim(std::string_view ends) {
-  text_.erase(text_.find_last_not_of(ends) + 1);
+void TextBuilder::cut(std::size_t bytes) {
+  text_.erase(bytes);
   while (!marks_.empty() && marks_.back().begin >= text_.size()) {
     marks_.pop_back();
     marked_ = false;

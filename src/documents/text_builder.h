@@ -23,6 +23,8 @@ class TextBuilder {
   void break_line(int breaks = 1);
   /// Nothing follows: one line break ends the text.
   void finish();
+  /// Drops what stands behind the first `bytes`.
+  void cut(std::size_t bytes);
   /// A blank, unless the text begins or has one at its end.
   void space();
 
@@ -32,7 +34,7 @@ class TextBuilder {
   std::vector<PlaceMark> take_marks() { return std::move(marks_); }
 
  private:
-  void trim(std::string_view ends);  ///< off the end, with the marks there
+  void trim(std::string_view ends) { cut(text_.find_last_not_of(ends) + 1); }
 
   std::size_t limit_;
   std::string where_, text_;

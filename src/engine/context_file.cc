@@ -306,10 +306,22 @@ void expect_same(const std::filesystem::path& path, const char* what, const std:
                   path.string(), what, expected, found));
 }
 
+void expect_same_model(const std::filesystem::path& path, const ContextMeta& meta, const Model& model) {
+  const bool same_weights = meta.model_fingerprint == model.fingerprint();
+  if (same_weights && meta.tokenizer_fingerprint == model.tokenizer().fingerprint()) return;
+  const std::string found = model.path().string();
+  const bool same_place = found == meta.model_path;
+  throw InputError(
+      fmt::format("{}: expected the model that the text was indexed with{}, found another {}{} '{}': name "
+                  "the right one with "
+                  "-m, or index the text again",
+                  path.string(), same_place ? "" : fmt::format(", '{}'", meta.model_path),
+                  same_weights ? "tokenizer" : "model", same_place ? " there now," : ",", found));
+}
+
 void check_fits(const std::filesystem::path& path, const ContextMeta& meta, const Model& model) {
   const ModelConfig& config = model.config();
-  expect_same(path, "model", meta.model_fingerprint, model.fingerprint());
-  expect_same(path, "tokenizer", meta.tokenizer_fingerprint, model.tokenizer().fingerprint());
+  expect_same_model(path, meta, model);
   const KvShape shape = kv_shape(config, meta.kv_type, 1);
   expect_same(path, "shape",
               fmt::format("{} layers, {} KV heads of {}", meta.layers, meta.kv_heads, meta.head_dim),

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/cancel.h"
+#include "base/file.h"
 #include "base/hash.h"
 #include "base/hidden_name.h"
 #include "engine/context.h"
@@ -65,8 +66,8 @@ std::int64_t block_bytes(const Context::Impl& c, std::int64_t tokens) {
   return bytes + c.kv.recurrent().floats() * std::int64_t{sizeof(float)};  // the states at its end
 }
 
-[[noreturn]] void cannot(const std::filesystem::path& path, const char* what) {
-  throw RunError(fmt::format("{}: cannot be {}: {}", path.string(), what, std::strerror(errno)));
+[[noreturn]] void cannot_be_written(const std::filesystem::path& path) {
+  throw RunError(write_failure(path, errno));
 }
 
 void write_all(int fd, std::span<const std::byte> bytes, std::int64_t offset,
@@ -74,7 +75,7 @@ void write_all(int fd, std::span<const std::byte> bytes, std::int64_t offset,
   while (!bytes.empty()) {
     const ssize_t n = ::pwrite(fd, bytes.data(), bytes.size(), offset);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) cannot(path, "written");
+    if (n <= 0) cannot_be_written(path);
     bytes = bytes.subspan(static_cast<std::size_t>(n));
     offset += n;
   }
@@ -157,7 +158,7 @@ bool PrefillLog::open() {
   if (fd_ >= 0) return true;
   fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600);
   struct stat info = {};
-  if (fd_ < 0) cannot(path_, "opened");
+  if (fd_ < 0) throw RunError(fmt::format("{}: cannot be opened: {}", path_.string(), std::strerror(errno)));
   if (::fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode))
     throw InputError(
         fmt::format("{}: expected a file or nothing there, found a device, pipe or socket", path_.string()));
@@ -241,13 +242,22 @@ std::int64_t PrefillLog::restore(Context& context, std::span<const TokenId> toke
   return kept - before;
 }
 
+std::int64_t PrefillLog::room(const Context& context, std::int64_t tokens) const {
+  if (!usable_ || tokens <= tokens_) return 0;
+  struct stat info = {};
+  const std::int64_t there = fd_ >= 0 && ::fstat(fd_, &info) == 0 ? std::int64_t{info.st_size} : 0;
+  const std::int64_t block =
+      std::int64_t{sizeof(BlockHeader)} + block_bytes(context.impl(), tokens - tokens_);
+  return std::max<std::int64_t>(0, std::max(end_, kHeader) + block - there);
+}
+
 void PrefillLog::save(const Context& context) {
   Context::Impl& c = context.impl();
   if (!usable_ || c.tokens() <= tokens_) return;
   if (!open()) return;
   c.host_kv();
   if (end_ == 0) {
-    if (::ftruncate(fd_, 0) != 0) cannot(path_, "written");
+    if (::ftruncate(fd_, 0) != 0) cannot_be_written(path_);
     const std::string header = header_of(identity_, now_);
     write_all(fd_, std::as_bytes(std::span(header)), 0, path_);
     end_ = kHeader;
@@ -269,7 +279,7 @@ void PrefillLog::save(const Context& context) {
   const std::string checksum = hasher.hex();
   std::copy(checksum.begin(), checksum.end(), block.checksum.begin());
   write_all(fd_, std::as_bytes(std::span(&block, 1)), end_, path_);
-  if (::ftruncate(fd_, at) != 0 || ::fdatasync(fd_) != 0) cannot(path_, "written");
+  if (::ftruncate(fd_, at) != 0 || ::fdatasync(fd_) != 0) cannot_be_written(path_);
   end_ = at;
   tokens_ = c.tokens();
 }

@@ -42,6 +42,8 @@ class PrefillLog {
   /// Whether restore() found a reading that this one cannot go on from: of another text, or with another model or
   /// setting. The next save replaces it.
   bool holds_another() const { return another_; }
+  /// Bytes that the log will still take on its disk until it holds `tokens`.
+  std::int64_t room(const Context& context, std::int64_t tokens) const;
   /// Adds the context's tokens that the log does not hold. RunError when the disk is full.
   void save(const Context& context);
   /// The same, now and then: writing takes at most a tenth of the time.

@@ -259,6 +259,10 @@ std::map<std::string, Tensor> parse(std::span<const std::byte> file, std::string
 
 }  // namespace
 
+bool has_checksum(std::span<const std::byte> file, std::string_view where) {
+  return json_has(json_member(parse_json(header_of(file, where), where), "__metadata__"), kChecksum);
+}
+
 std::int64_t Tensor::elements() const {
   std::int64_t n = 1;
   for (const std::int64_t dimension : shape) n *= dimension;

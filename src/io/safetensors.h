@@ -25,6 +25,8 @@ struct Tensor {
 
 /// Whether a file begins as safetensors do, whatever it is called.
 bool is_safetensors(std::span<const std::byte> file);
+/// Whether it has a checksum of its tensors, which only files of ours have.
+bool has_checksum(std::span<const std::byte> file, std::string_view where);
 
 /// Parses a whole file held in memory: a pure function of its bytes. InputError: `where`, the tensor,
 /// expected, found. Rules: header at most 100 MB and JSON; no holes, no overlaps, nothing beyond the end;

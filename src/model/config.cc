@@ -407,13 +407,32 @@ ModelConfig config_of(const Json& json, std::string_view where) {
   return c;
 }
 
-ModelConfig read_config(const std::filesystem::path& model_dir) {
+namespace {
+
+/// Names the model that may be meant where the folder around it, or that of a GGUF file, was given.
+void expect_model_folder(const std::filesystem::path& path) {
+  namespace fs = std::filesystem;
   std::error_code failed;
-  if (!std::filesystem::is_directory(model_dir, failed)) {
-    throw InputError(fmt::format(
-        "{}: expected a model folder with config.json or a GGUF file, found {}", model_dir.string(),
-        std::filesystem::exists(model_dir, failed) ? "another file" : "nothing there"));
+  const bool folder = fs::is_directory(path, failed);
+  if (folder && fs::symlink_status(path / "config.json", failed).type() != fs::file_type::not_found) return;
+  std::string inside;
+  for (const fs::directory_entry& entry : fs::directory_iterator(path, failed)) {
+    const bool model =
+        entry.path().extension() == ".gguf" || fs::exists(entry.path() / "config.json", failed);
+    if (model && (inside.empty() || entry.path().string() < inside)) inside = entry.path().string();
   }
+  throw InputError(fmt::format("{}: expected a model folder with config.json or a GGUF file, found {}{}",
+                               path.string(),
+                               folder                     ? "a folder without config.json"
+                               : fs::exists(path, failed) ? "another file"
+                                                          : "nothing there",
+                               inside.empty() ? "" : fmt::format("; '{}' may be meant", inside)));
+}
+
+}  // namespace
+
+ModelConfig read_config(const std::filesystem::path& model_dir) {
+  expect_model_folder(model_dir);
   const auto path = model_dir / "config.json";
   ModelConfig config = parse_config(read_file(path, 16 << 20), path.string());
   const auto generation = model_dir / "generation_config.json";

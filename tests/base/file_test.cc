@@ -115,7 +115,24 @@ TEST(Room, OnADiskIsSeenBeforeTheWork) {
   const TestFolder folder;
   EXPECT_NO_THROW(expect_room(folder / "out", 1));
   EXPECT_NO_THROW(expect_room("out", 1));
-  EXPECT_THROW(expect_room(folder / "out", std::uint64_t{1} << 62), RunError);
+  try {
+    expect_room(folder / "out", std::uint64_t{1} << 62, "much");
+    FAIL() << "expected a refusal";
+  } catch (const RunError& error) {
+    const std::string said = error.what();
+    for (const std::string& part :
+         {(folder / "out").string() + ": expected room for ", std::string(" (much), found "),
+          " free on the disk of '" + (folder / "out").parent_path().string() + "': make room there"})
+      EXPECT_NE(said.find(part), std::string::npos) << said;
+  }
+}
+
+TEST(Room, ThatIsUsedUpNamesTheFileAndWhatToDo) {
+  EXPECT_EQ(write_failure("a/b", ENOSPC),
+            "a/b: cannot be written: No space left on device: make room there and give the same command "
+            "again, or write "
+            "to another disk");
+  EXPECT_EQ(write_failure("a/b", EIO), "a/b: cannot be written: Input/output error");
 }
 
 TEST(AtomicFile, WithoutCommitNothingStays) {

@@ -178,10 +178,15 @@ TEST_P(EngineFamily, AnInterruptedReadingGoesOn) {
   {
     Context c = context();
     PrefillLog log(path, c, 1'700'000'000);
+    const auto first = static_cast<std::uint64_t>(log.room(c, 64));
     c.prefill(ids(0, 64));
     log.save(c);
+    EXPECT_EQ(first, std::filesystem::file_size(path));
+    EXPECT_EQ(log.room(c, 64), 0);
+    const auto second = static_cast<std::uint64_t>(log.room(c, 96));
     c.prefill(ids(64, 32));
     log.save(c);
+    EXPECT_EQ(first + second, std::filesystem::file_size(path));
   }  // the process ends here, in whatever way
   EXPECT_EQ(PrefillLog::time_of(path), 1'700'000'000);
   EXPECT_EQ(PrefillLog::time_of(dir_ / "config.json"), std::nullopt);

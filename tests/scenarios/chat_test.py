@@ -94,6 +94,10 @@ class Chat(ProgramTest):
         save = self.folder / "talk.txt"
         lines = f"Who lit it?\n/sources\nWhen?\n/method\n/method full\nAnd then?\n/back\n/save {save}\n/help\n/quit\nnever asked\n"
         result = self.assert_done(run("chat", path, "-n", "6", stdin=lines))
+        self.assertIn('("And then?" and its answer are forgotten)', result.err)
+        self.assertEqual(save.stat().st_mode & 0o777, 0o600, "what is said of a text is its owner's")
+        self.assertIn("(there is no question to forget)", self.assert_done(run("chat", path, stdin="/back\n")).err)
+        self.assertIn("(the conversation is forgotten)", self.assert_done(run("chat", path, "-n", "1", stdin="Who?\nWhen?\n/new\n")).err)
         self.assertIn("cut off behind token 6, by --predict", result.err)
         for words in ("> Who lit it?", "> When?", "> And then?", "kmeans:", "/method SPEC"):
             self.assertIn(words, result.out)

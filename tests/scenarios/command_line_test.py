@@ -314,6 +314,20 @@ class BadTexts(ProgramTest):
         self.assert_refused(run("index", "-m", self.model, "-f", self.text, "-o", self.folder / "never.lode", "-c", "1k", "--quiet"),
                             "1024", str(self.tokens_of_text()))
 
+    def test_help_names_what_a_value_is(self):
+        for verb, wanted in (("index", ("-f,--file FILE", "-o,--output FILE", "-m,--model MODEL", "--gpu-memory SIZE", "--include GLOB", "-a,--attention SPEC")),
+                             ("ask", ("context FILE REQUIRED", "question TEXT ...")), ("verify", ("file FILE REQUIRED",)), ("report", ("-o,--output FOLDER",)),
+                             ("estimate", ("document FILE",)), ("serve", ("--contexts FOLDER",))):
+            said = self.assert_done(run(verb, "--help")).out
+            for words in wanted:
+                self.assertIn(words, said)
+
+    def test_line_breaks_of_a_chat_template_are_shown_as_such(self):
+        model = self.folder / "templated"
+        shutil.copytree(self.model, model)
+        (model / "chat_template.jinja").write_text("{%- if x %}\n  {{ x }}\n{%- endif %}", encoding="utf-8")
+        self.assertIn(r"chat_template: {%- if x %}\n  {{ x }}\n{%- endif %}", self.assert_done(run("inspect", model)).out)
+
     def tokens_of_text(self):
         return self.assert_done(run("inspect", self.index("measured.lode"), "--json")).json()["tokens"]
 
@@ -538,6 +552,8 @@ class Json(ProgramTest):
                 result = self.assert_done(run(*arguments, "--json"))
                 self.assertIsInstance(result.json(), dict)
                 self.assertEqual(result.out.count("\n"), 1)
+                self.assertIsNone(re.search(r'"[^"]* [^"]*":', re.sub(r'"chat_template":"[^"]*"', "", result.out)), "keys are single words")
+                self.assertIsNone(re.search(r"\d\.\d{17}", result.out), "no digits that mean nothing")
 
 
 class Machines(ProgramTest):

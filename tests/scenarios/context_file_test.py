@@ -11,7 +11,7 @@ import unittest
 
 import lode_file
 import tiny_model
-from program import BAD_INPUT, DONE, ProgramTest, run
+from program import BAD_INPUT, DONE, FAILED, ProgramTest, run
 
 SPECS = ("-a", "full", "-a", "kmeans:clusters=4,probes=2,window=64", "-a", "topk:k=8,window=64")
 
@@ -105,7 +105,7 @@ class RoundTrip(ProgramTest):
         context = self.folder / "moved.lode"
         self.assert_done(run("index", "-m", moved, "-f", self.text, "-o", context))
         elsewhere = moved.rename(self.folder / "elsewhere")
-        self.assert_refused(run("ask", context, "Who?"), "-m")
+        self.assert_refused(run("ask", context, "Who?"), f"expected its model at '{moved}'", "-m MODEL names the place")
         self.assert_done(run("ask", context, "Who?", "-m", elsewhere))
 
 
@@ -113,7 +113,17 @@ class Misfits(ProgramTest):
     def test_other_model(self):
         context = self.index("mine.lode")
         other = tiny_model.write(self.folder / "other", seed=2)
-        self.assert_refused(run("ask", context, "Who?", "-m", other), "another model")
+        self.assert_refused(run("ask", context, "Who?", "-m", other), f"was indexed with, '{self.model}'", f"another model, '{other}'", "-m")
+        changed = tiny_model.write(self.folder / "changed")
+        context = self.folder / "changed.lode"
+        self.assert_done(run("index", "-m", changed, "-f", self.text, "-o", context, "-a", "full"))
+        shutil.rmtree(changed)
+        tiny_model.write(changed, seed=3)
+        self.assert_refused(run("ask", context, "Who?"), f"another model there now, '{changed}'", "name the right one with -m")
+
+    def test_question_in_front_of_the_file(self):
+        context = self.index("swapped.lode", "-a", "full")
+        self.assert_refused(run("ask", "Who lit it?", context), "expected the .lode file in front of the question", "lodestone ask", "Who lit it?")
 
     def test_a_long_text_has_an_index_that_is_safe(self):
         text = self.folder / "long text.txt"
@@ -191,12 +201,12 @@ class Misfits(ProgramTest):
         for name, data in {"empty": b"", "text": b"Once upon a time\n" * 500, "zeros": bytes(8192), "byte": b"L"}.items():
             with self.subTest(name=name):
                 path = copy(self.text, name + ".lode", data)
-                for verb in ("verify", "inspect", "ask"):
-                    self.assert_refused(run(verb, path), name + ".lode")
-                for verb in ("verify", "inspect"):
-                    self.assert_refused(run(verb, path), "a model folder, a GGUF file, a .lode file, a .safetensors file or a plan",
-                                        f"{len(data)} bytes that begin with" if data else "an empty file")
+                self.assert_refused(run("ask", path), name + ".lode")
+                for verb, code in (("verify", FAILED), ("inspect", BAD_INPUT)):
+                    self.assert_refused(run(verb, path), name + ".lode", "a model folder, a GGUF file, a .lode file, a .safetensors file or a plan",
+                                        f"{len(data)} bytes that begin with" if data else "an empty file", code=code)
         self.assert_refused(run("verify", self.folder / "none.lode"), "none.lode")
+        self.assert_refused(run("verify", self.text), "text.txt", "a model folder, a GGUF file")
 
 
 class Damage(ProgramTest):
@@ -211,9 +221,9 @@ class Damage(ProgramTest):
 
     def assert_noticed(self, data: bytes, *mentions: str):
         damaged = copy(self.context, "damaged.lode", data)
-        sentence = self.assert_refused(run("verify", damaged), *mentions).err
+        sentence = self.assert_refused(run("verify", damaged), *mentions, code=FAILED).err
         told = run("verify", damaged, "--json")
-        self.assertEqual((told.code, told.err), (BAD_INPUT, sentence))
+        self.assertEqual((told.code, told.err), (FAILED, sentence))
         self.assertEqual(told.json(), {"file": str(damaged), "intact": False, "wrong": sentence.removeprefix("lodestone: ").rstrip("\n")})
         self.assert_refused(run("ask", damaged, "Who?", "-n", "1"))
 

@@ -88,6 +88,22 @@ class Growing(ProgramTest):
         self.assert_refused(result, f"{grown}: --append: expected the model that read it", "leave -m out")
         self.assertEqual(grown.read_bytes(), before)
 
+    def test_what_cannot_be_appended_is_one_sentence(self):
+        """Of a text that is too long, or a method that cannot be had, not of the file that is added to."""
+        file, grown = documents.write(self.place, "p.txt", part(0)), self.place / "grown.lode"
+        short = self.place / "model"
+        shutil.copytree(self.model, short)
+        config = json.loads((short / "config.json").read_text(encoding="utf-8"))
+        (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192}), encoding="utf-8")
+        self.assert_done(run("index", "-m", short, "-f", file, "-o", grown, "-a", "full"))
+        before = grown.read_bytes()
+        long = documents.write(self.place, "long.txt", part(1) * 8)
+        result = self.assert_refused(run("index", "--append", grown, "-f", long), f"{grown}: --append: expected at most the 8192 tokens", "`ask` takes several")
+        self.assertNotIn("--rope-factor", result.err)
+        self.assert_refused(run("index", "--append", grown, "-f", file, "-a", "hash"), "hash", "weights=FILE")
+        self.assert_refused(run("index", "-m", short, "-f", file, "-o", self.place / "x.lode", "-c", "100"), "--ctx-size: expected room for the text's", "found 100")
+        self.assertEqual(grown.read_bytes(), before)
+
     def test_white_space_alone_is_no_text(self):
         file = documents.write(self.place, "blank.txt", " \n\n")
         self.assert_refused(run("index", "-m", self.model, "-f", file, "-o", self.place / "x.lode"), "found white space alone")
@@ -269,6 +285,45 @@ class Kinds(ProgramTest):
         self.assertEqual(self.read(page.encode("latin-1")), "Größe\n")
         self.assertEqual(self.read("<html><body>Größe, Maß und Höhe für alle Fälle</body></html>".encode("latin-1")), "Größe, Maß und Höhe für alle Fälle\n")
 
+    def test_numbers_of_lists_in_html(self):
+        def page(body):
+            return f"<html><body>{body}</body></html>"
+
+        self.assertEqual(self.read(page("<ol><li>one<li>two<ol type=a><li>x<ul><li>deep</ul><li>y</ol><li>three</ol>")),
+                         "1. one\n2. two\n  a. x\n    - deep\n  b. y\n3. three\n")
+        self.assertEqual(self.read(page("<ol start=9 type=I><li>nine<li value=14>fourteen<li>next</ol><ol type=A start=26><li>z<li>aa</ol>")),
+                         "IX. nine\nXIV. fourteen\nXV. next\n\nZ. z\nAA. aa\n")
+        self.assertEqual(self.read(page("<ol reversed><li>three<li>two<li>one</ol><ol style='list-style: none'><li>none</ol><ol><li><ol type=i><li>both</ol></ol>")),
+                         "3. three\n2. two\n1. one\n\n- none\n\n1. i. both\n")
+        self.assertEqual(self.read(page("<ol start=x><li value=99999999999><h2>Head</h2>text</ol>")), "1. ## Head\n\ntext\n")
+
+    def test_numbers_of_notes_in_html(self):
+        def page(body):
+            return f"<html><body>{body}</body></html>"
+
+        pandoc = ('<p>It burnt.<a href="#fn1" class="footnote-ref" id="fnref1" role="doc-noteref"><sup>1</sup></a> It sank.<a href="#fn2" role="doc-noteref">2</a></p>'
+                  '<ol start=7><li id="fn1"><p>In May.<a href="#fnref1" role="doc-backlink">b</a></p></li><li id="fn2"><p>In June.</p></li></ol>')
+        self.assertEqual(self.read(page(pandoc)), "It burnt.[1] It sank.[2]\n\n[1] In May.b\n\n[2] In June.\n")
+        raised = ('<p id="p5">It burnt<sup><a href="#n1">[a]</a></sup> and sank<sup class="x"><span><a id="r" href="#n2">*</a></span></sup>.</p>'
+                  '<p><a id="n1"></a><sup><a href="#r0">a</a></sup> In May.</p><p id="n2">* In June. <sup><a href="#r">\u2191</a></sup></p><p>10<sup>6</sup> on the 19<sup>th</sup></p>')
+        self.assertEqual(self.read('<html><head><meta charset="utf-8"></head><body>' + raised), "It burnt[a] and sank[*].\n\n[a] In May.\n\n* In June. \u2191\n\n10^6 on the 19th\n")
+        self.assertEqual(self.read(page("<p>It burnt.<sup>1</sup><p><sup>1</sup>In May.")), "It burnt.^1\n\n[1] In May.\n")
+
+    def test_what_html_hides_is_not_read(self):
+        hidden = ("<p hidden>A</p><p style='color: red; DISPLAY : None !important'>B</p><span style='visibility:hidden'>C</span><template><p>D<div>E</div></template>"
+                  "<dialog>F</dialog><ol><li hidden>G<li>one</ol><h1 hidden>The lamp</h1>")
+        shown = "<p style='display:none;display:block'>It burns.</p><dialog open>It smokes.</dialog>"
+        self.assertEqual(self.read(f"<html><head><title>The lamp</title></head><body style='visibility:hidden'>{hidden}{shown}</body></html>"),
+                         "# The lamp\n\n1. one\n\nIt burns.\n\nIt smokes.\n")
+
+    def test_notes_of_an_epub(self):
+        book = documents.epub({"a.xhtml": '<p>It burnt<a epub:type="noteref" href="notes.xhtml#n1">1</a>, it sank<a epub:type="noteref" href="../text/notes.xhtml#n2">2</a>.'
+                                          '</p><aside epub:type="footnote" id="n1"><p>No note of these.</p></aside>',
+                               "notes.xhtml": '<aside epub:type="footnote" id="n1"><p>In May.</p></aside><aside epub:type="footnote" id="n2"><p>In June.</p></aside>',
+                               "answers.xhtml": "<p>Beside.</p>"},
+                              ["a.xhtml", 'notes.xhtml" linear="no', 'answers.xhtml" linear="no'])
+        self.assertEqual(self.read(book), "It burnt[1], it sank[2].\n\nNo note of these.\n\n[1] In May.\n\n[2] In June.\n")
+
     def test_epub(self):
         book = documents.epub({"b.xhtml": "<h1>Two</h1><p>Second &amp; last.</p>", "a.xhtml": "<h1>One</h1><p>First<br/>line.</p><img src='i.png' alt='a lamp'/>"},
                               ["a.xhtml", "b.xhtml"], {"OEBPS/i.png": b"\x89PNG\r\n\x1a\n" + bytes(5000)})
@@ -295,6 +350,31 @@ class Kinds(ProgramTest):
                 "<table:table><table:table-row><table:table-cell><text:p>x</text:p></table:table-cell><table:table-cell><text:p>y</text:p></table:table-cell>"
                 "</table:table-row></table:table>")
         self.assertEqual(self.read(documents.odt(body)), "## Head\n\nOne   two. [noted ]\n- item\nx | y\n")
+
+    def test_titles_of_office_documents_stand_once(self):
+        p = documents.docx_paragraph
+        self.assertEqual(self.read(documents.docx(p("The lamp", "Title") + p("The lamp", "Heading1") + p("It burns."))), "# The lamp\n\nIt burns.\n")
+        self.assertEqual(self.read(documents.docx(p("The lamp", "Title") + p("One", "Heading1") + p("The lamp", "Heading1"))), "# The lamp\n\n# One\n\n# The lamp\n")
+        box = '<w:p><w:r><mc:AlternateContent xmlns:mc="m"><mc:Choice>{0}</mc:Choice><mc:Fallback>{0}</mc:Fallback></mc:AlternateContent></w:r></w:p>'
+        self.assertEqual(self.read(documents.docx(box.format(p("The lamp")) + p("It burns."))), "The lamp\n\nIt burns.\n")
+        head = '<text:h text:outline-level="1">{}</text:h>'
+        self.assertEqual(self.read(documents.odt('<text:p text:style-name="Title">The <text:span>lamp</text:span></text:p>' + head.format("The lamp") + "<text:p>It burns.</text:p>")),
+                         "# The lamp\n\nIt burns.\n")
+        self.assertEqual(self.read(documents.odt('<text:p text:style-name="Title">The lamp</text:p>' + head.format("Light"))), "# The lamp\n\n# Light\n")
+
+    def test_hidden_text_of_office_documents_is_not_read(self):
+        def hidden(properties):
+            return f"<w:p><w:pPr><w:rPr><w:vanish/></w:rPr></w:pPr><w:r><w:t>a</w:t></w:r><w:r><w:rPr>{properties}</w:rPr><w:t>b</w:t><w:tab/></w:r><w:r><w:t>c</w:t></w:r></w:p>"
+
+        self.assertEqual(self.read(documents.docx(hidden("<w:vanish/>"))), "ac\n")
+        self.assertEqual(self.read(documents.docx(hidden('<w:vanish w:val="0"/><w:rPrChange><w:rPr><w:vanish/></w:rPr></w:rPrChange>'))), "ab\tc\n")
+        moved = "<w:p><w:moveFrom><w:r><w:t>moved</w:t></w:r></w:moveFrom></w:p><w:p><w:moveTo><w:r><w:t>moved</w:t></w:r></w:moveTo></w:p>"
+        self.assertEqual(self.read(documents.docx(moved)), "moved\n")
+        space = 'xmlns:style="urn:oasis:names:tc:opendocument:xmlns:style:1.0"'
+        styles = (f'<office:automatic-styles {space}><style:style style:name="T1"><style:text-properties text:display="none"/></style:style>'
+                  '<style:style style:name="T2"><style:text-properties/></style:style></office:automatic-styles>')
+        self.assertEqual(self.read(documents.odt(styles + '<text:p>a<text:span text:style-name="T1">b<text:s/></text:span><text:span text:style-name="T2">c</text:span>'
+                                                 "<text:hidden-text>d</text:hidden-text></text:p>")), "ac\n")
 
     def test_a_folder(self):
         folder = self.folder / "papers"

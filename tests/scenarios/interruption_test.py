@@ -207,21 +207,22 @@ class Interruption(ProgramTest):
                 self.assert_full_disk_is_survived(old, preexec_fn=lambda limit=limit: limit_file_size(limit))
 
     def test_full_disk(self):
-        """One without room for keys and values is seen before the work, any other when it is full."""
+        """One without room for keys and values, twice while they are read, is seen before the work, any other when it is full."""
         self.assert_done(run(*self.index_arguments(self.text)))
         old = self.output.read_bytes()
         kv = run("inspect", self.output, "--json").json()["kv_bytes"]
-        for room, said in ((kv // 2, "expected room for"), (kv + 4096, "No space left on device")):
+        for room, flag, said in ((kv // 2, "--force", "expected room for"), (kv + 4096, "--force", "No space left on device"),
+                                 (kv + 4096, "--restart", "more for '.text.lode.partial' until it is whole), found ")):
             with self.subTest(said=said):
-                self.assert_disk_of(-(-len(old) // 4096) * 4096 + room, old, said)
+                self.assert_disk_of(-(-len(old) // 4096) * 4096 + room, old, said, flag)
 
-    def assert_disk_of(self, size: int, old: bytes, said: str):
+    def assert_disk_of(self, size: int, old: bytes, said: str, flag: str):
         mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "lodestone-test", str(self.place)]
         if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
             self.skipTest("mounting a small tmpfs needs root")
         try:
             self.output.write_bytes(old)
-            result = run(*self.index_arguments(self.text, "--force"))
+            result = run(*self.index_arguments(self.text, *{"--force", flag}))
             self.assert_refused_at_run_time(result)
             self.assertIn(said, result.err)
             self.assertEqual(self.output.read_bytes(), old)

@@ -9,7 +9,7 @@ import struct
 import unittest
 
 import tiny_model
-from program import ProgramTest, run
+from program import BAD_INPUT, FAILED, ProgramTest, run
 
 
 class ModelFolder(ProgramTest):
@@ -20,8 +20,8 @@ class ModelFolder(ProgramTest):
     def path(self, name: str) -> pathlib.Path:
         return self.copy / name
 
-    def assert_model_refused(self, *mentions: str):
-        self.assert_refused(run("verify", self.copy), *mentions)
+    def assert_model_refused(self, *mentions: str, code=FAILED):
+        self.assert_refused(run("verify", self.copy), *mentions, code=code)
 
     def change_config(self, **changes):
         config = json.loads(self.path("config.json").read_text(encoding="utf-8"))
@@ -29,13 +29,19 @@ class ModelFolder(ProgramTest):
         self.path("config.json").write_text(json.dumps(config), encoding="utf-8")
 
     def test_intact(self):
-        self.assert_done(run("verify", self.copy))
+        checked = self.assert_done(run("verify", self.copy)).out
+        self.assertIn("no damage found (", checked)
+        self.assertIn("no checksum of its weights", checked)
+        self.assertNotIn(": intact", checked)
+        told = self.assert_done(run("verify", self.copy, "--json")).json()
+        self.assertEqual((told["intact"], told["checksums"]), (None, False))
+        self.assertIn("no damage found", self.assert_done(run("verify", self.path("model.safetensors"))).out)
 
     def test_missing_files(self):
         for name in ("config.json", "tokenizer.json", "model.safetensors"):
             with self.subTest(name=name):
                 hidden = self.path(name).rename(self.path("hidden"))
-                self.assert_model_refused("config.json" if name == "config.json" else name.split(".")[0])
+                self.assert_model_refused(name.split(".")[0], code=BAD_INPUT if name == "config.json" else FAILED)
                 hidden.rename(self.path(name))
 
     def test_names_that_are_no_files(self):
@@ -65,6 +71,13 @@ class ModelFolder(ProgramTest):
             self.assert_refused(run("ask", context, "Who?", "-a", f"{method}:weights=/dev/zero"), "/dev/zero")
 
     def test_not_a_model_folder(self):
+        around = self.folder / "around"
+        shutil.copytree(self.model, around / "inside")
+        for verb in ("index", "estimate"):
+            arguments = ("-f", self.text, *(("-o", self.folder / "x.lode") if verb == "index" else ()))
+            self.assert_refused(run(verb, "-m", around, *arguments), "expected a model folder with config.json or a GGUF file", "found a folder without config.json",
+                                f"'{around / 'inside'}' may be meant")
+            self.assert_refused(run(verb, "-m", self.folder / "nothing", *arguments), "nothing there")
         self.assert_refused(run("index", "-m", self.text, "-f", self.text, "-o", self.folder / "x.lode"), "text.txt")
         self.assert_refused(run("index", "-m", self.folder / "no", "-f", self.text, "-o", self.folder / "x.lode"), "no")
 

@@ -4,7 +4,7 @@
 import unittest
 
 import tiny_model
-from program import ProgramTest, run
+from program import FAILED, ProgramTest, run
 
 SAAP = {"lessons": "off", "tokens": 300, "window": 31, "distance": 8, "clusters": 8, "hidden": 8, "steps": 5, "batch": 16, "samples": 40,
         "probes": 2, "dense-layers": 0}
@@ -45,11 +45,12 @@ class Train(ProgramTest):
         named = self.folder / "named.otherwise"
         named.write_bytes(path.read_bytes())
         self.assertEqual(self.assert_done(run("inspect", named, "--json")).json()["metadata"]["method"], "saap")
-        self.assert_done(run("verify", named))
+        self.assertIn(": intact (", self.assert_done(run("verify", named)).out)
         damaged = self.folder / "damaged.safetensors"
         data = bytearray(path.read_bytes())
         data[-9] ^= 1
         damaged.write_bytes(data)
+        self.assert_refused(run("verify", damaged), "damaged.safetensors", code=FAILED)
         self.assert_refused(run("ask", context, "Who?", "-a", spec.replace(str(path), str(damaged))), "damaged.safetensors")
         other = tiny_model.write(self.folder / "other", seed=7)
         self.assert_refused(run("index", "-m", other, "-f", self.text, "-o", self.folder / "o.lode", "-a", spec), "fingerprint")
@@ -127,6 +128,7 @@ class Train(ProgramTest):
         place = data.index(b".key.hidden.weight")  # in the header: another name is another tensor
         data[place + 5] ^= 1
         damaged.write_bytes(data)
+        self.assert_refused(run("verify", damaged), "damaged.safetensors", code=FAILED)
         self.assert_refused(run("ask", context, "Who?", "-a", spec.replace(str(path), str(damaged))), "keys-damaged.safetensors")
         tuned, result = self.train("tuned.safetensors", "--from", path, "--adapt", **{"tokens": 4000, "late-tokens": 200}, prompts=1)
         self.assertIn("share of that attention", self.assert_done(result).out)

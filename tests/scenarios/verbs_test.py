@@ -343,7 +343,7 @@ class Bench(ProgramTest):
                                       "--probes", "2", "--device", "cpu", "--json", "--quiet", timeout=120)).json()
         row = report["results"][0]
         self.assertEqual((row["context"], row["prompts"], row["examples"]), (700, 2, 120))
-        self.assertEqual(set(row["seconds"]), {"k-means", "labels", "targets", "steps", "measure", "a head"})
+        self.assertEqual(set(row["seconds"]), {"k-means", "labels", "targets", "steps", "measure", "a_head"})
         self.assertLess(row["train_loss"], row["first_loss"])
         self.assertTrue(0 < row["mass"] <= row["best_mass"] <= 1, row)
         self.assert_refused(run("bench", "train-saap", "--shape", "L1q4kv2d64", "--context", "700", "--device", "cpu", "--quiet"), "--context")

@@ -27,6 +27,7 @@
 #include "model/config.h"
 #include "prompts.h"
 #include "ranks.h"
+#include "shell_word.h"
 #include "show_sources.h"
 #include "source_check.h"
 
@@ -55,7 +56,10 @@ std::vector<std::string> checked_questions(const AskFlags& flags) {
 /// How long the parts of the program's start took, some of them beside each other.
 Json start_json() {
   Json parts = Json::object();
-  for (const auto& [name, seconds] : timed_parts()) parts[name] = seconds;
+  for (auto [name, seconds] : timed_parts()) {
+    std::replace(name.begin(), name.end(), ' ', '_');  // as all keys
+    parts[name] = seconds;
+  }
   return parts;
 }
 
@@ -297,8 +301,20 @@ void expect_questions(const std::vector<std::string>& words) {
   }
 }
 
+/// A question in front of its file.
+void expect_context_first(const std::string& first, const std::vector<std::string>& words) {
+  std::error_code none;
+  const auto file = std::find_if(words.begin(), words.end(), is_context);
+  if (file == words.end() || std::filesystem::exists(first, none)) return;
+  throw InputError(fmt::format(
+      "ask: expected the .lode file in front of the question, found '{}' in front of '{}': lodestone "
+      "ask {} {}",
+      excerpt(first), excerpt(*file), as_word(*file), as_word(first)));
+}
+
 /// Answers from one text, from each of several in turn, with its name in front, or from all of them at once.
 void run_each(AskFlags flags) {
+  expect_context_first(flags.asked.context, flags.question_words);
   std::vector<std::string> contexts = more_contexts(flags.question_words);
   expect_questions(flags.question_words);
   if (flags.together) {

@@ -20,7 +20,7 @@ struct BenchTrainSaapFlags {
 
 std::vector<std::pair<const char*, double>> phases_of(const SaapBenchResult& r) {
   return {{"k-means", r.kmeans}, {"labels", r.labels},   {"targets", r.targets},
-          {"steps", r.steps},    {"measure", r.measure}, {"a head", r.seconds()}};
+          {"steps", r.steps},    {"measure", r.measure}, {"a_head", r.seconds()}};
 }
 
 Json json_of(const BenchTrainSaapFlags& flags, const SaapBenchResult& r) {

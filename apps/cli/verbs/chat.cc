@@ -74,6 +74,7 @@ class Conversation {
   void show_sources();
   void save(const std::string& path) const;
   void forget(std::size_t turns);
+  void say_forgotten(std::size_t turns);
   void say(const std::string& line) const {
     if (!flags_.asked.common.json) print_text(line);
   }
@@ -193,13 +194,25 @@ void Conversation::save(const std::string& path) const {
   std::string text;
   for (std::size_t i = 0; i < turns_.size(); ++i)
     text += i % 2 == 0 ? "> " + turns_[i] + "\n" : trimmed(turns_[i]) + "\n\n";
-  AtomicFile file(path);
+  AtomicFile file(path,
+                  AtomicFile::Readers::owner);  // it says what the text says, which is the owner's alone
   file.write(std::as_bytes(std::span(text)));
   file.commit();
   const std::size_t asked = turns_.size() / 2;
   say(fmt::format("{} in {}\n",
                   asked == 1 ? "1 question and its answer" : fmt::format("{} questions and answers", asked),
                   excerpt(path)));
+}
+
+void Conversation::say_forgotten(std::size_t turns) {
+  const std::string last = turns_.empty() ? std::string() : turns_[turns_.size() - 2];
+  const bool all = turns >= turns_.size();
+  forget(turns);
+  if (flags_.asked.common.quiet) return;
+  if (last.empty()) return print_remark("(there is no question to forget)");
+  print_remark(turns > 2 ? "(the conversation is forgotten)"
+                         : fmt::format("(\"{}\" and its answer are forgotten{})", excerpt(last),
+                                       all ? "; the conversation is empty" : ""));
 }
 
 void Conversation::forget(std::size_t turns) {
@@ -228,9 +241,9 @@ bool Conversation::obey(const std::string& line) {
   else if (name == "/method")
     use(rest);
   else if (name == "/back")
-    forget(2);
+    say_forgotten(2);
   else if (name == "/new")
-    forget(turns_.size());
+    say_forgotten(turns_.size());
   else if (name == "/save")
     save(rest);
   else

@@ -257,19 +257,19 @@ struct Begun {
 Context begin_context(const IndexFlags& flags, std::shared_ptr<const Model> model,
                       const ContextOptions& options, const std::vector<Spec>& specs,
                       std::span<const TokenId> tokens, const std::optional<Earlier>& earlier) {
+  std::string why;
   if (earlier) {
-    std::string why;
     try {
       if (auto context = reuse_context(earlier->path, model, options, tokens, specs, why))
         return std::move(*context);
     } catch (const InputError& error) {
       why = error.what();
     }
-    say(fmt::format("{}: nothing of it is kept: {}", earlier->path, why));
   }
   Context context(std::move(model), options);
   say_placement(context, flags.common);
-  for (const Spec& spec : specs) context.attach(spec);
+  for (const Spec& spec : specs) context.attach(spec);  // refuses what is no fault of the earlier file
+  if (earlier) say(fmt::format("{}: nothing of it is kept: {}", earlier->path, why));
   return context;
 }
 
@@ -335,9 +335,28 @@ void take_defaults(IndexFlags& flags, const Earlier& earlier) {
 void expect_its_model(const IndexFlags& flags, const Earlier& earlier, const Model& model) {
   if (earlier.meta.model_fingerprint == model.fingerprint()) return;
   throw InputError(fmt::format(
-      "{}: --append: expected the model that read it (fingerprint {}), found {} in '{}': leave -m "
-      "out, or index all files with this model into another file",
-      flags.append, earlier.meta.model_fingerprint, model.fingerprint(), flags.model.model));
+      "{}: --append: expected the model that read it, '{}', found another in '{}': {}, or index all files "
+      "with this "
+      "model into another file",
+      flags.append, earlier.meta.model_path, flags.model.model,
+      earlier.meta.model_path == flags.model.model ? "name the earlier one with -m" : "leave -m out"));
+}
+
+/// Before anything is said of a text that will not be read.
+void expect_length(const IndexFlags& flags, const Model& model, std::int64_t tokens) {
+  const std::int64_t room = flags.model.context;
+  if (room > 0 && room < tokens)
+    throw InputError(fmt::format(
+        "--ctx-size: expected room for the text's {} tokens and for questions, found {}: leave it "
+        "out, which makes room",
+        tokens, room));
+  const auto most = static_cast<std::int64_t>(static_cast<double>(model.config().max_positions) *
+                                              std::max(1.0, flags.model.rope_factor));
+  if (!flags.append.empty() && tokens > most)
+    throw InputError(fmt::format(
+        "{}: --append: expected at most the {} tokens that its model reads, found {} with the new "
+        "files: index them into a file of their own; `ask` takes several",
+        flags.append, most, tokens));
 }
 
 void build(Context& context, const IndexFlags& flags) {
@@ -386,6 +405,15 @@ void expect_own_log(const PrefillLog& log, const std::filesystem::path& place) {
       place.string()));
 }
 
+/// The file and, until it is whole, what an interrupted reading would go on from: hours later would be too late to ask.
+void expect_room_for_all(const IndexFlags& flags, const MemoryPlan& plan, std::int64_t log_bytes,
+                         const std::filesystem::path& log) {
+  const std::int64_t file_bytes = plan.kv + plan.index;
+  expect_room(flags.output, static_cast<std::uint64_t>(file_bytes + log_bytes),
+              fmt::format("the file {}, and {} more for '{}' until it is whole", human_bytes(file_bytes),
+                          human_bytes(log_bytes), log.filename().string()));
+}
+
 /// What --json says of a text that is indexed and saved, but for the time that it took.
 Json told(const Context& context, const IndexFlags& flags, const IndexedText& reading, const Begun& begun) {
   const auto tokens = std::ssize(reading.tokens);
@@ -422,12 +450,12 @@ Json index_text(IndexFlags flags) {
   const auto place = PrefillLog::beside(flags.output);
   const auto [reading, now] = text_to_index(*model, source, flags, earlier, place);
   const auto tokens = std::ssize(reading.tokens);
+  expect_length(flags, *model, tokens);
   if (!flags.common.quiet)
     for (const std::string& remark : reading.remarks) say(remark);
   if (automatic) specs = with_automatic(std::move(specs), *model, tokens, flags.common);
   const ContextOptions options = options_for(flags, *model, tokens);
-  const std::int64_t kv_bytes = plan_memory(*model, options.kv_type, tokens, {}).kv;
-  expect_room(flags.output, static_cast<std::uint64_t>(kv_bytes));
+  const MemoryPlan plan = plan_memory(*model, options.kv_type, tokens, specs);
   if (flags.restart) std::filesystem::remove(place);
 
   auto start = std::chrono::steady_clock::now();
@@ -437,8 +465,9 @@ Json index_text(IndexFlags flags) {
   PrefillLog log(place, context, now);
   begun.restored = log.restore(context, reading.tokens);
   if (!flags.force) expect_own_log(log, place);
+  expect_room_for_all(flags, plan, log.room(context, tokens), place);
   if (!flags.common.quiet && !flags.append.empty()) say_twice(source, earlier->stored.source.files.size());
-  if (!flags.common.quiet) say_read(source, tokens, kv_bytes);
+  if (!flags.common.quiet) say_read(source, tokens, plan.kv);
   say_kept(flags, begun, reading, source);
   set_source(context, std::move(source), reading.first_token);
   prefill(context, flags, reading.tokens, log);
@@ -451,7 +480,12 @@ Json index_text(IndexFlags flags) {
   check_output(flags, specs);  // another may have written it meanwhile
   Attachments attachments = reading.attachments;
   if (automatic) attachments[kAutoAttachment] = {.text = measure_automatic(context)};
-  save_context(context, flags.output, source_of(context).text, attachments);
+  try {
+    save_context(context, flags.output, source_of(context).text, attachments);
+  } catch (const RunError& error) {  // the disk is full, say
+    if (!log.kept()) throw;
+    throw RunError(fmt::format("{}; what was read is kept in '{}'", error.what(), place.string()));
+  }
   remove_shards(flags.output, {}, RemovedShards::all_others);  // of a text that ranks had indexed
   log.remove();
   Json result = told(context, flags, reading, begun);
@@ -499,6 +533,7 @@ Json index_over_ranks(const IndexFlags& flags) {
   for (const Spec& spec : specs) expect_shared_method(model, spec);
   SharedReading shared = read_for_ranks(flags, *model, specs);
   const auto tokens = std::ssize(shared.reading.tokens);
+  expect_length(flags, *model, tokens);
   ContextOptions options = context_options(flags.common, flags.model);
   options.max_tokens = flags.model.context > 0 ? flags.model.context
                                                : room_for_questions(*model, tokens, flags.model.rope_factor);
@@ -573,8 +608,8 @@ void add_index(CLI::App& app) {
                    "the .lode file to write; with --append that one, if none is named")
       ->check(output_file());
   verb->add_option("--append", flags->append,
-                   "a .lode file whose text goes on with the files: only they are read; its model, type of "
-                   "keys and methods stay");
+                   "a .lode file whose text goes on with the files: only they are read; its model and type "
+                   "of keys stay, and so do its methods unless -a names others");
   add_chat_flags(*verb, flags->chat);
   add_attention_flag(*verb, flags->specs, false);
   verb->get_option("--attention")

@@ -204,6 +204,13 @@ std::string heads_of_plan(const Json& plan) {
   return text;
 }
 
+/// With line breaks that can be seen, on one line.
+std::string on_a_line(const std::string& text) {
+  std::string line;
+  for (const char c : text) line += c == '\n' ? "\\n" : c == '\t' ? "\\t" : std::string(1, c);
+  return line;
+}
+
 /// A chat template may be pages long; files stand a line each.
 Json for_people(Json found) {
   for (const char* list : {"files", "unread"}) {
@@ -217,7 +224,8 @@ Json for_people(Json found) {
     }
     found[list] = lines;
   }
-  if (Json& chat = found["chat_template"]; chat.is_string()) chat = excerpt(chat.get<std::string>(), 200);
+  if (Json& chat = found["chat_template"]; chat.is_string())
+    chat = excerpt(on_a_line(chat.get<std::string>()), 200);
   if (found["chat_template"].is_null()) found.erase("chat_template");
   return found;
 }

@@ -189,7 +189,8 @@ void run(const TasksFlags& flags) {
     Json result = {{"tasks", names},          {"tokens", flags.tokens}, {"samples", samples},
                    {"bytes", output.bytes()}, {"seed", flags.seed},     {"output", flags.output}};
     output.put_into(result, !is_text(names.front()));
-    print_json(result);
+    // Samples are data, to the last digit, as a file would hold them.
+    print_bytes(result.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
   } else if (!flags.output.empty() && !flags.common.quiet) {
     print_remark(flags.output + ": " + human_bytes(output.bytes()));
   }

@@ -9,9 +9,11 @@
 #include "base/file.h"
 #include "cli.h"
 #include "engine/context_file.h"
+#include "io/container.h"
 #include "io/safetensors.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
+#include "model/source.h"
 #include "select/plan/file.h"
 
 namespace lode::cli {
@@ -23,8 +25,14 @@ struct VerifyFlags {
   std::string path;
 };
 
+/// What was checked of a file in which nothing was wrong.
+struct Checked {
+  std::string what;
+  bool compared = true;  ///< every byte, with a checksum
+};
+
 /// An artefact of `train`, or weights: structure, and numbers that are numbers.
-std::string verify_tensors(const std::string& path) {
+Checked verify_tensors(const std::string& path) {
   const MappedFile file(path);
   std::size_t checked = 0;
   std::vector<float> values;
@@ -36,22 +44,37 @@ std::string verify_tensors(const std::string& path) {
       throw InputError(fmt::format("{}: tensor '{}': expected finite numbers, found others", path, name));
     ++checked;
   }
-  return fmt::format("{} tensors of floating-point numbers, all finite, no holes and no overlaps", checked);
+  return {fmt::format("{} tensors of floating-point numbers, all finite, no holes and no overlaps", checked),
+          has_checksum(file.bytes(), path)};
 }
 
-/// Throws InputError when anything is wrong; otherwise what was checked.
-std::string verify(const VerifyFlags& flags) {
+/// Whether all files of weights have checksums, as those that `train` writes: GGUF has none, nor safetensors of others.
+bool has_checksums(const std::string& model) {
+  const auto files = ModelSource::files_of(model);
+  const auto weights = [](const std::filesystem::path& file) {
+    return file.extension() != ".json" && file.extension() != ".jinja" && std::filesystem::exists(file);
+  };
+  return std::all_of(files.begin(), files.end(), [&](const std::filesystem::path& path) {
+    if (!weights(path)) return true;
+    const MappedFile file(path);
+    return is_safetensors(file.bytes()) && has_checksum(file.bytes(), path.string());
+  });
+}
+
+/// Throws InputError when anything is wrong.
+Checked verify(const VerifyFlags& flags) {
   if (is_model(flags.path)) {
     const auto model = Model::load(flags.path, flags.common.threads, /*check_finite=*/true);
-    return fmt::format(
-        "{} bytes of weights, all finite, shapes as the config has them; tokenizer of {} tokens",
-        model->weight_bytes(), model->tokenizer().vocab());
+    return {
+        fmt::format("{} bytes of weights, all finite, shapes as the config has them; tokenizer of {} tokens",
+                    model->weight_bytes(), model->tokenizer().vocab()),
+        has_checksums(flags.path)};
   }
   if (is_artefact(flags.path)) return verify_tensors(flags.path);
   if (is_plan(flags.path)) {
     const Plan plan = read_plan(flags.path);
-    return fmt::format("a plan of {} layers of {} KV heads, every spec is known", plan.heads.size(),
-                       plan.heads.front().size());
+    return {fmt::format("a plan of {} layers of {} KV heads, every spec is known", plan.heads.size(),
+                        plan.heads.front().size())};
   }
   expect_context(flags.path);
   const ContainerReader file(flags.path);
@@ -67,17 +90,33 @@ std::string verify(const VerifyFlags& flags) {
   }
   const std::string files =
       meta.shards.empty() ? std::string() : fmt::format(" in {} files", meta.shards.shards.size() + 1);
-  return fmt::format("{} sections of {} tokens{}, every checksum matches, zeros between them", sections,
-                     meta.tokens, files);
+  return {fmt::format("{} sections of {} tokens{}, every checksum matches, zeros between them", sections,
+                      meta.tokens, files)};
 }
 
-/// A script that reads the object learns what is wrong from it, too; people have the sentence on stderr.
-std::string verify_and_report(const VerifyFlags& flags) {
+/// Whether there is something that `verify` takes, damaged or not: else the command was at fault.
+bool is_known(const std::string& path) {
+  namespace fs = std::filesystem;
+  for (const char* extension : {".lode", ".gguf", ".safetensors"})
+    if (fs::path(path).extension() == extension && fs::exists(path)) return true;
+  try {
+    if (fs::is_directory(path))
+      return fs::symlink_status(fs::path(path) / "config.json").type() != fs::file_type::not_found;
+    return is_model(path) || is_artefact(path) || is_plan(path) || is_container(MappedFile(path).bytes());
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+/// Damage is no bad usage: it has another exit code. A script that reads the object learns what is wrong from it, too;
+/// people have the sentence on stderr.
+Checked verify_and_report(const VerifyFlags& flags) {
   try {
     return verify(flags);
   } catch (const InputError& error) {
     if (flags.common.json && std::filesystem::exists(flags.path))
       print_json({{"file", flags.path}, {"intact", false}, {"wrong", error.what()}});
+    if (is_known(flags.path)) throw RunError(error.what());
     throw;
   }
 }
@@ -86,17 +125,28 @@ std::string verify_and_report(const VerifyFlags& flags) {
 
 void add_verify(CLI::App& app) {
   auto flags = std::make_shared<VerifyFlags>();
-  CLI::App* verb =
-      app.add_subcommand("verify", "Check a context file, a model, an artefact or a plan for damage");
+  CLI::App* verb = app.add_subcommand(
+      "verify",
+      "Check a context file, a model, an artefact or a plan for damage; exit code 1 where there is "
+      "some, 2 where the file is none of these");
   add_common_flags(*verb, flags->common);
   verb->add_option("file", flags->path,
                    "a .lode file, a model folder or .gguf file, a .safetensors file or a plan")
       ->required();
   verb->callback([flags] {
-    const std::string checked = verify_and_report(*flags);
-    if (flags->common.json)
-      return print_json({{"file", flags->path}, {"intact", true}, {"checked", checked}});
-    print_text(flags->path + ": intact (" + checked + ")\n");
+    const Checked checked = verify_and_report(*flags);
+    if (flags->common.json)  // null: nobody can say
+      return print_json({{"file", flags->path},
+                         {"intact", checked.compared ? Json(true) : Json()},
+                         {"checked", checked.what},
+                         {"checksums", checked.compared}});
+    print_text(
+        checked.compared
+            ? fmt::format("{}: intact ({})\n", flags->path, checked.what)
+            : fmt::format("{}: no damage found ({}); there is no checksum of its weights, so that one that "
+                          "has changed into another number is not noticed: compare what its publisher "
+                          "names\n",
+                          flags->path, checked.what));
   });
 }
 
