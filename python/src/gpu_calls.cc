@@ -257,8 +257,8 @@ nb::object gpu_top_k(const ArrayArgument& scores_, std::int64_t k, const GpuOpti
     const nb::gil_scoped_release release;
     const cuda::OnDevice here(caller.at.device);
     if (shape[0] > 0) {
-      const cuda::StreamMemory scratch(8, caller.at);
-      cuda::largest(numbers.data(), n, static_cast<std::int32_t>(shape[0]), rows, scratch.as<std::int32_t>(),
+      const cuda::StreamMemory chosen(4, caller.at);
+      cuda::largest(numbers.data(), n, static_cast<std::int32_t>(shape[0]), rows, chosen.as<std::int32_t>(),
                     caller.at.stream);
     }
     if (made != nullptr) made->record();

@@ -7,8 +7,9 @@
 //                              m, P = softmax step        P[i, g] = exp(S[i, g] - m_g)
 //                              O[g, :] += P[i, g] v_i     O in registers, G rows by a few vectors of columns
 // Memory is asked for the next block all the time, evenly: for its keys while scores are computed, for its
-// values while values are added. So each row has half a block's time to arrive, wherever it lies: rows of a
-// list cost little more than those of a run, where the machine by itself would foresee what comes.
+// values while values are added. So each row has half a block's time to arrive, wherever it lies. Rows of a list, which
+// the machine cannot foresee, are asked for a block earlier, too, as far as the second-level cache: it has more requests
+// under way at once.
 // Queries go in chunks of G = 16, 8, 4, 2, 1; the arithmetic of one query is the same in every chunk size, so
 // its bits do not depend on which queries share its pass. Three queries go as four, the last of zeros: a chunk of four
 // takes less time than one of two and one of one.
@@ -30,16 +31,23 @@ constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 /// Rows [begin, begin + count).
 struct RunRows {
+  static constexpr bool kScattered = false;
   std::int64_t begin;
   std::int64_t operator[](std::int64_t i) const { return begin + i; }
   RunRows from(std::int64_t i) const { return {begin + i}; }
 };
 /// rows[0..count).
 struct ListRows {
+  static constexpr bool kScattered = true;
   const Position* rows;
   std::int64_t operator[](std::int64_t i) const { return rows[i]; }
   ListRows from(std::int64_t i) const { return {rows + i}; }
 };
+
+/// Asks memory for bytes that are needed later than those of prefetch: as far as the second-level cache.
+LODE_INLINE void prefetch_far(const std::byte* at, std::int64_t bytes) {
+  for (std::int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(at + line, 0, 2);
+}
 
 /// kW columns from c on (or the first n of them) of a row of d columns of type T.
 template <DType T>
@@ -106,7 +114,7 @@ LODE_INLINE Vec dot_group(const float* q /*packed*/, int d, const std::byte* k,
 }
 
 /// s[i * G + g] = q_g . k_i (times k_scale) for n keys; entries up to the next multiple of kW are -inf. Asks
-/// the memory for the keys of the `next` rows behind them meanwhile.
+/// the memory for the keys of the `next` rows behind them meanwhile, at most two blocks.
 template <DType T, int G, class Rows>
 LODE_NOINLINE void block_scores(const float* q /*packed*/, const KvRows& kv, Rows rows, int n, int next,
                                 float* s) {
@@ -117,6 +125,9 @@ LODE_NOINLINE void block_scores(const float* q /*packed*/, const KvRows& kv, Row
     std::int64_t at[kKeys];
     unroll<kKeys>([&](auto j) LODE_INLINE_LAMBDA { at[j] = rows[i + j < n ? i + j : n - 1] * row_bytes; });
     for (int j = i; j < i + kKeys && j < next; ++j) prefetch(kv.k + rows[n + j] * row_bytes, row_bytes);
+    if constexpr (Rows::kScattered)
+      for (int j = i + kBlock; j < i + kBlock + kKeys && j < next; ++j)
+        prefetch_far(kv.k + rows[n + j] * row_bytes, row_bytes);
     store(s + i * G, dot_group<T, G>(q, d, kv.k, at));
   }
   for (int i = n * G; i % kW != 0; ++i) s[i] = kMinusInfinity;
@@ -210,6 +221,9 @@ LODE_NOINLINE void add_values(const float* p, const float* alpha, const KvRows& 
   });
   for (int i = 0; i < n; ++i) {
     if (i < next) prefetch(kv.v + rows[n + i] * row_bytes + line_begin, line_end - line_begin);
+    if constexpr (Rows::kScattered)
+      if (i + kBlock < next)
+        prefetch_far(kv.v + rows[n + i + kBlock] * row_bytes + line_begin, line_end - line_begin);
     const std::byte* row = kv.v + rows[i] * row_bytes;
     Vec x[V];
     unroll<V>([&](auto v) LODE_INLINE_LAMBDA {
@@ -290,8 +304,8 @@ LODE_INLINE void for_chunks(int queries, Body body, int first = 0) {
   if constexpr (G > 1) for_chunks<G / 2>(queries, body, first);
 }
 
-/// Calls body(first, n, next) for blocks of `count` rows of type T: n of them, and how many the block behind
-/// has. Asks the memory for the first block, which nobody has asked for yet.
+/// Calls body(first, n, next) for blocks of `count` rows of type T: n of them, and how many the two blocks behind
+/// have. Asks the memory for the first block, which nobody has asked for yet.
 template <DType T, class Rows, class Body>
 LODE_INLINE void for_blocks(const KvRows& kv, Rows rows, std::int64_t count, Body body) {
   const std::int64_t row_bytes = row_bytes_of(T, kv.d);
@@ -300,7 +314,7 @@ LODE_INLINE void for_blocks(const KvRows& kv, Rows rows, std::int64_t count, Bod
   for (std::int64_t b = 0; b < count; b += kBlock) {
     const std::int64_t left = count - b;
     const int n = left < kBlock ? static_cast<int>(left) : kBlock;
-    body(b, n, left - n < kBlock ? static_cast<int>(left - n) : kBlock);
+    body(b, n, left - n < 2 * kBlock ? static_cast<int>(left - n) : 2 * kBlock);
   }
 }
 

@@ -9,10 +9,6 @@ namespace {
 
 constexpr int kThreads = 1024;
 
-__global__ void put_kernel(std::int32_t* to, std::int32_t value) {
-  *to = value;
-}
-
 // Where fewer than k scores count for something, all of them are chosen and the first n - k of the others are
 // left out: one block writes every index but those.
 __global__ void __launch_bounds__(kThreads) fill_kernel(const float* scores, std::int64_t n, std::int32_t k,
@@ -40,12 +36,9 @@ __global__ void __launch_bounds__(kThreads) fill_kernel(const float* scores, std
 
 }  // namespace
 
-void largest(const float* scores, std::int64_t n, std::int32_t k, std::int32_t* rows, std::int32_t* scratch,
+void largest(const float* scores, std::int64_t n, std::int32_t k, std::int32_t* rows, std::int32_t* chosen,
              StreamHandle stream) {
-  std::int32_t* const chosen = scratch + 1;
-  put_kernel<<<1, 1, 0, stream>>>(scratch, k);
-  LODE_LAUNCHED();
-  top_k(scores, 1, n, nullptr, scratch, rows, k, chosen, nullptr, stream);
+  top_k(scores, 1, n, nullptr, nullptr, rows, k, chosen, nullptr, stream);
   fill_kernel<<<1, kThreads, 0, stream>>>(scores, n, k, chosen, rows);
   LODE_LAUNCHED();
 }

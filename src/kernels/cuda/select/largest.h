@@ -7,8 +7,8 @@
 namespace lode::cuda {
 
 /// Rising indices of the k largest scores, 1 <= k <= n; ties to the larger index. NaN and -inf are least, and
-/// unlike in top_k chosen where there is nothing else. Device memory.
+/// unlike in top_k chosen where there is nothing else. Device memory; `chosen` gets how many are neither.
 void largest(const float* scores /*[n]*/, std::int64_t n, std::int32_t k, std::int32_t* rows /*[k]*/,
-             std::int32_t* scratch /*[2]*/, StreamHandle stream);
+             std::int32_t* chosen /*[1]*/, StreamHandle stream);
 
 }  // namespace lode::cuda

@@ -37,9 +37,9 @@ void share_scores(const float* scores /*[N, Hq, max_tokens]*/, const Exponential
 std::int64_t select_workspace_bytes(std::int64_t lists, std::int64_t n);
 
 /// The k largest of each list's scores, ties to the higher index, NaN and -inf never chosen; rows rising.
-/// lengths (device, [lists], may be null) limits each list to its first entries.
+/// lengths (device, [lists], may be null) limits each list to its first entries; without k it is the capacity.
 void top_k(const float* scores /*[lists, n]*/, std::int64_t lists, std::int64_t n,
-           const std::int32_t* lengths, const std::int32_t* k /*[lists] device*/,
+           const std::int32_t* lengths, const std::int32_t* k /*[lists] device, or null*/,
            std::int32_t* rows /*[lists, capacity]*/, std::int64_t capacity, std::int32_t* counts /*[lists]*/,
            void* workspace, StreamHandle stream);
 

@@ -34,6 +34,7 @@ struct Entries {
     return job.lengths == nullptr ? job.n : job.lengths[list];
   }
   __device__ int wanted(const Job& job, std::int64_t list) const {
+    if (job.k == nullptr) return static_cast<int>(job.capacity);
     return static_cast<int>(min(static_cast<std::int64_t>(load_here(job.k + list)), job.capacity));
   }
   __device__ static int rows_of(int chosen) { return chosen; }
