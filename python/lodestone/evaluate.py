@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from . import InputError, RunError
-from ._core import _interval, _read_samples, _Sample
-from .hf import Attached, attach
+from ._core import _files_hash, _interval, _read_samples, _Records, _Sample
+from .hf import Attached, HfDocument, attach
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,12 +47,6 @@ class Row(NamedTuple):
     high: float | None
     agreement: float  # share of answers that are full attention's, token by token
     seconds: float  # of questions and answers
-
-
-class _Answer(NamedTuple):
-    tokens: list[int]
-    score: float
-    seconds: float
 
 
 def samples(
@@ -80,21 +74,58 @@ def evaluate(
 ) -> list[Row]:
     """Asks every sample under full attention and each spec, greedily; rows by task and length, `full` first in each.
 
-    A context is read once for each spec, densely, and questions about it are asked one after another. records: a file of answers;
-    those that it holds are not asked for again. note: is told how far the work is, and which samples are longer than the model's
-    context, which are left out. InputError for unknown specs, and for a file of another model's answers.
+    A context is read once for each spec, densely; questions about it are asked one after another, and their tokens attend by the spec, as
+    those of the answers do. Texts go to the model verbatim, without a chat template. records: a file of answers; those that it holds are
+    not asked for again. note: is told how far the work is, and which samples are left out since they fill the model's context.
+    InputError for unknown specs, and for a file with answers of another model, type of weights, device or tokenizer.
     """
-    attached = {spec: attach(model, spec) for spec in dict.fromkeys(["full", *specs])}
-    kept = _Records(records, attached["full"].fingerprint)
-    fitting = [group for group in map(_Questions(model, tokenizer, note), _by_context(samples)) if group]
+    methods = [_Method(model, tokenizer, spec) for spec in dict.fromkeys(["full", *specs])]
+    kept = _Records("" if records is None else os.fspath(records), json.dumps(_settings(methods[0])))
+    contexts = [group for of in _by_context(samples) for group in _questions(methods[0], of, note)]
     done, start = 0, time.monotonic()
-    for questions in fitting:
-        for spec, method in attached.items():
-            _answer(method, spec, tokenizer, questions, kept)
+    for questions in contexts:
+        for method in methods:
+            _answer(method, questions, kept)
         done += 1
-        left = (time.monotonic() - start) / done * (len(fitting) - done)
-        note(f"{done} of {len(fitting)} contexts, about {left:.0f} s left")
-    return list(_rows([question.sample for questions in fitting for question in questions], list(attached), kept))
+        left = (time.monotonic() - start) / done * (len(contexts) - done)
+        note(f"{done} of {len(contexts)} contexts, about {left:.0f} s left")
+    return list(_rows([question.sample for questions in contexts for question in questions], methods, kept))
+
+
+class _Method:
+    """A model under one spec, and what its answers depend on."""
+
+    def __init__(self, model: Any, tokenizer: Any, spec: str) -> None:
+        import transformers
+
+        self.attached: Attached = attach(model, spec)
+        self.tokenizer, self.spec, self.files = tokenizer, spec, _files_hash(spec)
+        ends = model.generation_config.eos_token_id
+        ends = tokenizer.eos_token_id if ends is None else ends
+        pad = tokenizer.pad_token_id
+        if pad is None:
+            pad = ends[0] if isinstance(ends, list) else ends
+        self.greedy = transformers.GenerationConfig(do_sample=False, eos_token_id=ends, pad_token_id=pad)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids [n] of a text that goes on."""
+        ids: list[int] = self.tokenizer(text).input_ids
+        return ids[:-1] if ids and ids[-1] == self.tokenizer.eos_token_id else ids
+
+
+def _settings(full: _Method) -> dict[str, Any]:
+    """What answers depend on besides sample and spec."""
+    parameter = next(full.attached.model.parameters())
+    inner = getattr(full.tokenizer, "backend_tokenizer", None)
+    words = inner.to_str() if inner is not None else json.dumps(full.tokenizer.get_vocab(), sort_keys=True)
+    return {
+        "lodestone": "answers of lodestone.evaluate",
+        "model": full.attached.fingerprint,
+        "dtype": str(parameter.dtype),
+        "device": parameter.device.type,
+        "tokenizer": hashlib.sha256(words.encode()).hexdigest()[:16],
+        "eos": full.greedy.eos_token_id,
+    }
 
 
 class _Question(NamedTuple):
@@ -104,43 +135,39 @@ class _Question(NamedTuple):
     most_new: int
 
 
-class _Questions:
-    """Tokens of a context's questions. A tokenizer may join context and question, so each is encoded with it."""
+def _questions(method: _Method, of: list[_Sample], note: Callable[[str], None]) -> Iterator[list[_Question]]:
+    """The questions about one context, with its tokens as far as all of them begin alike: a tokenizer may join context and question, so
+    each is encoded with it. Questions that have no token in common are contexts of their own."""
+    most = getattr(method.attached.model.config.get_text_config(decoder=True), "max_position_embeddings", None) or sys.maxsize
+    encoded = []
+    for sample in of:
+        ids = method.encode(sample.context + sample.question)
+        if len(ids) < 2:
+            note(f"left out: {sample.id}, which has neither a context nor a question")
+        elif len(ids) >= most:
+            note(f"left out: {sample.id}, {len(ids)} tokens, which the model's {most} leave no room to answer")
+        else:
+            encoded.append((sample, ids, min(_most_new(method, sample), most - len(ids))))
+    shared = min([len(ids) - 1 for _, ids, _ in encoded], default=0)
+    first = method.encode(of[0].context)
+    for _, ids, _ in encoded:
+        shared = min(shared, next((i for i, (a, b) in enumerate(zip(ids, first)) if a != b), min(len(ids), len(first))))
 
-    def __init__(self, model: Any, tokenizer: Any, note: Callable[[str], None]) -> None:
-        self._tokenizer, self._note = tokenizer, note
-        self._most = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None) or sys.maxsize
+    def split(begin: int, parts: list[tuple[_Sample, list[int], int]]) -> list[_Question]:
+        return [_Question(sample, torch.tensor([ids[:begin]]), torch.tensor([ids[begin:]]), new) for sample, ids, new in parts]
 
-    def __call__(self, of: list[_Sample]) -> list[_Question]:
-        encoded = []
-        for sample in of:
-            ids, new = self._encode(sample.context + sample.question), self._most_new(sample)
-            if len(ids) + new > self._most:
-                self._note(f"left out: {sample.id}, {len(ids)} tokens and {new} of the answer, more than the model's {self._most}")
-            elif len(ids) < 2:
-                self._note(f"left out: {sample.id}, which has neither a context nor a question")
-            else:
-                encoded.append((sample, ids, new))
-        if not encoded:
-            return []
-        shared = [len(ids) - 1 for _, ids, _ in encoded]
-        first = self._encode(of[0].context)
-        for _, ids, _ in encoded:
-            shared.append(next((i for i, (a, b) in enumerate(zip(ids, first)) if a != b), min(len(ids), len(first))))
-        begin = max(1, min(shared))
-        return [_Question(sample, torch.tensor([ids[:begin]]), torch.tensor([ids[begin:]]), new) for sample, ids, new in encoded]
+    if shared > 0:
+        yield split(shared, encoded)
+    else:
+        yield from (split(1, [part]) for part in encoded)
 
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer(text).input_ids
-        if ids and ids[-1] == self._tokenizer.eos_token_id:  # some tokenizers end a text, which here goes on
-            ids = ids[:-1]
-        return ids
 
-    def _most_new(self, sample: _Sample) -> int:
-        if sample.max_new > 0:
-            return sample.max_new
-        lengths = [len(self._tokenizer(" " + answer, add_special_tokens=False).input_ids) for answer in sample.answers]
-        return _MARGIN + (sum(n + 2 for n in lengths) if sample.wants_all else max(lengths))
+def _most_new(method: _Method, sample: _Sample) -> int:
+    """Tokens that an answer may take."""
+    if sample.max_new > 0:
+        return sample.max_new
+    lengths = [len(method.tokenizer(" " + answer, add_special_tokens=False).input_ids) for answer in sample.answers]
+    return _MARGIN + (sum(n + 2 for n in lengths) if sample.wants_all else max(lengths))
 
 
 def _by_context(samples: _Many[_Sample]) -> list[list[_Sample]]:
@@ -150,23 +177,33 @@ def _by_context(samples: _Many[_Sample]) -> list[list[_Sample]]:
     return list(groups.values())
 
 
-def _answer(attached: Attached, spec: str, tokenizer: Any, questions: list[_Question], kept: _Records) -> None:
-    left = [question for question in questions if kept.find(question.sample, spec) is None]
+def _answer(method: _Method, questions: list[_Question], kept: _Records) -> None:
+    """Asks what is not known yet."""
+    left = [question for question in questions if kept.find(question.sample, method.spec, method.files) is None]
     if not left:
         return
-    document = attached.read(left[0].context)
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    for question in left:
+    document = method.attached.read(left[0].context)
+    model = method.attached.model
+    own = model.generation_config
+    model.generation_config = method.greedy  # what the model would add, such as penalties, would count the document's words, too
+    try:
+        _ask(method, document, left, kept)
+    finally:
+        model.generation_config = own
+
+
+def _ask(method: _Method, document: HfDocument, questions: list[_Question], kept: _Records) -> None:
+    for question in questions:
         begin = question.context.shape[1] + question.ids.shape[1]
-        # Samples that say no length are answered on one line.
-        line = {} if question.sample.max_new > 0 else {"stopping_criteria": [_line_end(tokenizer, begin)]}
+        on_a_line = question.sample.max_new == 0  # samples that say no length are answered on one line
+        stops = [_line_end(method.tokenizer, begin)] if on_a_line else []
         start = time.monotonic()
-        new = document.ask(question.ids, max_new_tokens=question.most_new, pad_token_id=pad, **line)
+        new = document.ask(question.ids, max_new_tokens=question.most_new, stopping_criteria=stops)
         seconds = time.monotonic() - start
-        text: str = tokenizer.decode(new, skip_special_tokens=True)
-        if line:
+        text: str = method.tokenizer.decode(new, skip_special_tokens=True)
+        if on_a_line:
             text = text.partition("\n")[0]
-        kept.add(question.sample, spec, text, _Answer(new.tolist(), question.sample.score(text), seconds))
+        kept.add(question.sample, method.spec, text, new.tolist(), seconds, method.files)
 
 
 def _line_end(tokenizer: Any, begin: int) -> Callable[..., torch.Tensor]:
@@ -179,80 +216,19 @@ def _line_end(tokenizer: Any, begin: int) -> Callable[..., torch.Tensor]:
     return ended
 
 
-class _Records:
-    """Answers by sample and spec, also as JSON lines in a file when one is named."""
-
-    def __init__(self, path: str | os.PathLike[str] | None, model: str) -> None:
-        self._path = None if path is None else os.fspath(path)
-        self._answers: dict[tuple[str, str], tuple[str, _Answer]] = {}
-        settings = {"lodestone": "answers of lodestone.evaluate", "model": model}
-        if self._path is None:
-            return
-        try:
-            with open(self._path, encoding="utf-8") as file:
-                lines = file.read().split("\n")
-        except FileNotFoundError:
-            self._append(settings)
-            return
-        if self._parse(lines[0]) != settings:
-            raise InputError(f"{self._path}: expected answers of this model by lodestone.evaluate, found another file; name another one")
-        if lines[-1]:  # cut short: it is asked for again, behind a whole line
-            with open(self._path, "a", encoding="utf-8") as file:
-                file.write("\n")
-        for record in filter(None, map(self._parse, lines[1:])):
-            answer = _Answer(record["output_ids"], record["score"], record["seconds"])
-            self._answers[record["id"], record["attention"]] = record["sample"], answer
-
-    def find(self, sample: _Sample, spec: str) -> _Answer | None:
-        """None where there is none. InputError where the file answers another sample of that id."""
-        known = self._answers.get((sample.id, spec))
-        if known is not None and known[0] != self._hash(sample):
-            raise InputError(f"{self._path}: expected answers to these samples, found one to another sample named '{sample.id}'")
-        return None if known is None else known[1]
-
-    def add(self, sample: _Sample, spec: str, text: str, answer: _Answer) -> None:
-        """RunError when the file cannot take it."""
-        self._answers[sample.id, spec] = self._hash(sample), answer
-        self._append({
-            "id": sample.id, "attention": spec, "task": sample.task, "tokens": sample.tokens, "sample": self._hash(sample),
-            "output": text, "output_ids": answer.tokens, "score": answer.score, "seconds": answer.seconds,
-        })
-
-    def _append(self, record: dict[str, Any]) -> None:
-        if self._path is None:
-            return
-        try:
-            with open(self._path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        except OSError as error:
-            raise RunError(f"{self._path}: cannot be written: {error}") from error
-
-    @staticmethod
-    def _parse(line: str) -> Any:
-        try:
-            return json.loads(line)
-        except ValueError:
-            return None
-
-    @staticmethod
-    def _hash(sample: _Sample) -> str:
-        parts = [sample.context, sample.question, *sample.answers]
-        return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
-def _rows(asked: list[_Sample], specs: list[str], kept: _Records) -> Iterator[Row]:
+def _rows(asked: list[_Sample], methods: list[_Method], kept: _Records) -> Iterator[Row]:
     groups: dict[tuple[str, int], list[_Sample]] = {}
     for sample in asked:
         groups.setdefault((sample.task, sample.tokens), []).append(sample)
     for (task, tokens), of in groups.items():
-        full = [kept.find(sample, "full") for sample in of]
-        for spec in specs:
-            pairs = [(a, b) for a, b in zip((kept.find(sample, spec) for sample in of), full) if a is not None and b is not None]
-            mean, low, high = _interval([100 * (a.score - b.score) for a, b in pairs], [sample.context_key for sample in of])
+        full = [answer for sample in of if (answer := kept.find(sample, "full", ""))]
+        for method in methods:
+            own = [answer for sample in of if (answer := kept.find(sample, method.spec, method.files))]
+            mean, low, high = _interval([100 * (a[1] - b[1]) for a, b in zip(own, full)], [sample.context_key for sample in of])
             yield Row(
-                spec, task, tokens, len(of), sum(100 * a.score for a, _ in pairs) / len(pairs), mean, low, high,
-                sum(a.tokens == b.tokens for a, b in pairs) / len(pairs), sum(a.seconds for a, _ in pairs),
-            )
+                method.spec, task, tokens, len(of), sum(100 * score for _, score, _ in own) / len(own), mean, low, high,
+                sum(a[0] == b[0] for a, b in zip(own, full)) / len(own), sum(seconds for _, _, seconds in own),
+            )  # fmt: skip
 
 
 def table(rows: _Many[Row]) -> str:

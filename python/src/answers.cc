@@ -64,6 +64,8 @@ class Stream {
                        std::string(question.empty() ? "an empty one" : "blanks alone"));
     document_->here();
     InCallback::check_outside();
+    if (after != nullptr && after->document_->here().fingerprint() != document_->here().fingerprint())
+      throw InputError("ask: expected an answer about this document to go on from, found one about another");
     if (after != nullptr) turns_ = after->conversation();
     turns_.emplace_back(without_blanks(question));
     Request request;

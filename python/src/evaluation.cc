@@ -14,10 +14,13 @@
 #include <tuple>
 #include <vector>
 
+#include "lab/eval/records.h"
 #include "lab/eval/scoring.h"
+#include "lab/eval/settings.h"
 #include "lab/eval/statistics.h"
 #include "lab/tasks/datasets.h"
 #include "lodestone/error.h"
+#include "lodestone/spec.h"
 #include "module.h"
 
 namespace lode::python {
@@ -38,13 +41,48 @@ std::tuple<double, std::optional<double>, std::optional<double>> interval_of(
   if (values.empty() || values.size() != documents.size())
     throw InputError("expected as many documents as values, and one at least, found " +
                      std::to_string(documents.size()) + " and " + std::to_string(values.size()));
-  const Interval interval = mean_by_document(values, documents);
+  const Interval interval = difference_by_document(values, documents);
   return {interval.mean, interval.low, interval.high};
+}
+
+/// Tokens, score and seconds of an answer that is known.
+using Known = std::tuple<std::vector<TokenId>, double, double>;
+
+std::optional<Known> find(const Records& records, const Sample& sample, const std::string& attention,
+                          const std::string& files) {
+  const AnswerRecord* const answer = records.find(sample, attention, files);
+  if (answer == nullptr) return std::nullopt;
+  return Known(answer->tokens, answer->score, answer->seconds);
+}
+
+void bind_records(nb::module_& m) {
+  nb::class_<Records>(m, "_Records")
+      .def(
+          "__init__",
+          [](Records* self, const std::string& path, const std::string& settings) {
+            new (self) Records(path, Json::parse(settings));
+          },
+          nb::arg("path"), nb::arg("settings"))
+      .def("find", &find, nb::arg("sample"), nb::arg("attention"), nb::arg("files"))
+      .def(
+          "add",
+          [](Records& self, const Sample& sample, const std::string& attention, const std::string& text,
+             const std::vector<TokenId>& tokens, double seconds, const std::string& files) {
+            AnswerRecord answer = {.text = text, .tokens = tokens, .seconds = seconds};
+            answer.score = score(text, sample);
+            self.add(sample, attention, std::move(answer), files);
+          },
+          nb::arg("sample"), nb::arg("attention"), nb::arg("text"), nb::arg("tokens"), nb::arg("seconds"),
+          nb::arg("files"));
+  m.def(
+      "_files_hash", [](const std::string& spec) { return files_hash(parse_spec(spec), {}); },
+      nb::arg("spec"), "Of what the files hold that a spec names; empty: it names none.");
 }
 
 }  // namespace
 
 void bind_evaluation(nb::module_& m) {
+  bind_records(m);
   nb::class_<Sample>(m, "_Sample")
       .def_ro("id", &Sample::id)
       .def_ro("task", &Sample::task)
@@ -62,10 +100,7 @@ void bind_evaluation(nb::module_& m) {
             return sample.match == Match::contains || sample.match == Match::substring;
           },
           "Whether all of the answers are looked for, not one of them.")
-      .def_ro("max_new", &Sample::max_new, "Tokens to generate; 0 = as many as the answers need.")
-      .def(
-          "score", [](const Sample& sample, const std::string& output) { return score(output, sample); },
-          nb::arg("output"), "0 to 1.");
+      .def_ro("max_new", &Sample::max_new, "Tokens to generate; 0 = as many as the answers need.");
   m.def("_read_samples", &read, nb::arg("path"), nb::arg("format"), nb::arg("limit"), nb::arg("prompts"),
         nb::arg("tokens_of").none());
   m.def("_interval", &interval_of, nb::arg("values"), nb::arg("documents"));

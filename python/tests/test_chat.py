@@ -192,3 +192,10 @@ def test_settings_that_do_not_fit_are_refused(model, text, document):
         with pytest.raises(lodestone.InputError, match=why):
             refused()
     assert lodestone.Document.read(model, text, system="Be brief.", document_role="system").chat
+
+
+def test_a_question_goes_on_only_from_an_answer_about_its_own_document(model, text):
+    one, other = lodestone.Document.read(model, text), lodestone.Document.read(model, text[:2000])
+    answer = one.ask(QUESTION, max_new_tokens=4)
+    with pytest.raises(lodestone.InputError, match="found one about another"):
+        other.ask(QUESTION, max_new_tokens=4, after=answer)

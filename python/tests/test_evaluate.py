@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Samples of `lodestone eval` asked of models of transformers: tiny random ones, and the shipped one."""
 
+import copy
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import tokenizers  # noqa: E402
 import lodestone  # noqa: E402
 from lodestone import evaluate  # noqa: E402
 
+PROGRAM = pathlib.Path(os.environ.get("LODESTONE_PROGRAM", pathlib.Path(lodestone._core.__file__).parents[2] / "lodestone"))
 POCKET = pathlib.Path(__file__).resolve().parents[2] / "models" / "pocket"
 WORDS = [f"w{i}" for i in range(150)]
 
@@ -74,10 +77,16 @@ def test_a_run_goes_on_where_it_ended(tiny, tmp_path, monkeypatch):
     assert [row[:-1] for row in again] == [row[:-1] for row in rows]
     monkeypatch.setattr(lodestone.hf.Attached, "read", lambda *_: pytest.fail("asked what was known"))
     assert evaluate.evaluate(*tiny, samples, specs, records) == again
-    with pytest.raises(lodestone.InputError, match="another sample named"):
+    with pytest.raises(lodestone.InputError, match="another sample with the id"):
         evaluate.evaluate(*tiny, evaluate.samples(made_up(tmp_path / "t.jsonl", tokens=90)), specs, records)
+    other = [json.loads(line) | {"match": "f1"} for line in (tmp_path / "s.jsonl").read_text().splitlines()]
+    with pytest.raises(lodestone.InputError, match="another sample with the id"):
+        evaluate.evaluate(*tiny, evaluate.samples(written(tmp_path / "u.jsonl", other)), specs, records)
+    model, tokenizer = tiny
+    with pytest.raises(lodestone.InputError, match="expected answers with dtype"):
+        evaluate.evaluate(copy.deepcopy(model).bfloat16(), tokenizer, samples, specs, records)
     records.write_text("{}\n")
-    with pytest.raises(lodestone.InputError, match="found another file"):
+    with pytest.raises(lodestone.InputError, match="found something else"):
         evaluate.evaluate(*tiny, samples, specs, records)
 
 
@@ -86,8 +95,47 @@ def test_what_does_not_fit_is_named(tiny, tmp_path):
     samples = evaluate.samples(made_up(tmp_path / "s.jsonl", tokens=300))
     rows = evaluate.evaluate(*tiny, samples, [], note=notes.append)
     assert [row.task for row in rows] == ["qa"] and sum("left out: " in note for note in notes) == 4
-    with pytest.raises(lodestone.InputError, match="s.jsonl: line 1|line 1"):
+    # Room for a part of the answer is room enough.
+    assert [row.n for row in evaluate.evaluate(*tiny, evaluate.samples(made_up(tmp_path / "s.jsonl", tokens=248)), [])] == [4, 1]
+    with pytest.raises(lodestone.InputError, match=r"bad\.jsonl.*line 1"):
         evaluate.samples(written(tmp_path / "bad.jsonl", [{"id": "a"}]))
+
+
+def test_questions_without_a_context_do_not_see_each_other(tiny, tmp_path):
+    lines = [{"id": str(i), "task": "none", "tokens": 8, "context_id": "c", "question": f"w{i} w{i + 1} w{i + 2}", "answers": ["w5"],
+              "match": "any"} | ({"context": ""} if i == 0 else {}) for i in range(3)]  # fmt: skip
+    evaluate.evaluate(*tiny, evaluate.samples(written(tmp_path / "all.jsonl", lines)), [], tmp_path / "all.out")
+    evaluate.evaluate(*tiny, evaluate.samples(written(tmp_path / "one.jsonl", [lines[2] | {"context": ""}])), [], tmp_path / "one.out")
+    last = [json.loads((tmp_path / name).read_text().splitlines()[-1]) for name in ("all.out", "one.out")]
+    assert last[0]["id"] == last[1]["id"] == "2" and last[0]["output_ids"] == last[1]["output_ids"]
+
+
+def test_the_models_own_penalties_are_left_aside(tiny, tmp_path):
+    samples = evaluate.samples(made_up(tmp_path / "s.jsonl"))
+    model, tokenizer = copy.deepcopy(tiny[0]), tiny[1]
+    evaluate.evaluate(model, tokenizer, samples, [], tmp_path / "a.out")
+    model.generation_config.repetition_penalty = 3.0
+    evaluate.evaluate(model, tokenizer, samples, [], tmp_path / "b.out")
+    texts = [[json.loads(line)["output_ids"] for line in (tmp_path / name).read_text().splitlines()[1:]] for name in ("a.out", "b.out")]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.skipif(not PROGRAM.exists(), reason="the program is not built beside the package")
+def test_the_programs_own_answers(tmp_path):
+    """lodestone eval and this module on one file: the same samples, the same answers, the same scores."""
+    facts = " ".join(f"The number of house {i} is {(7919 * i) % 9000 + 1000}." for i in range(60))
+    lines = [{"id": str(i), "task": "number", "tokens": 1024, "context_id": "c", "answers": [str((7919 * i) % 9000 + 1000)], "match": "contains",
+              "question": f"\n\nQuestion: What is the number of house {i}?\nAnswer:"} | ({"context": facts} if i == 0 else {}) for i in range(6)]  # fmt: skip
+    path = written(tmp_path / "s.jsonl", lines)
+    subprocess.run([PROGRAM, "eval", "-m", POCKET, "--samples", path, "-a", "full", "--kv-type", "f32", "--device", "cpu", "-o", tmp_path / "program.out",
+                    "--quiet"], check=True, capture_output=True)  # fmt: skip
+    model = transformers.AutoModelForCausalLM.from_pretrained(POCKET, dtype=torch.float32)
+    evaluate.evaluate(model, transformers.AutoTokenizer.from_pretrained(POCKET), evaluate.samples(path), [], tmp_path / "here.out")
+    program, here = (
+        {r["id"]: (r["output"], r["score"]) for r in map(json.loads, (tmp_path / name).read_text().splitlines()[1:])}
+        for name in ("program.out", "here.out")
+    )
+    assert len(program) == 6 and program == here
 
 
 @pytest.mark.skipif(not (POCKET / "model.safetensors").exists(), reason="no model")

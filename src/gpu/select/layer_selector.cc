@@ -184,9 +184,12 @@ LayerSelector::LayerSelector(const Spec& spec, const LayerGeometry& geometry, Se
 LayerSelector::~LayerSelector() {
   try {
     const cuda::OnDevice here(device_);
-    record_default();
-    used_.wait();                    // pages are unmapped at once
-  } catch (const std::exception&) {  // the GPU failed, or the driver is gone
+    record_last();
+    used_.wait();  // pages are unmapped at once
+  } catch (
+      const std::exception&) {  // the GPU failed, or the driver is gone; else kernels may still be at work
+    static_cast<void>(chooser_.release());
+    static_cast<void>(range_.release());
   }
 }
 
@@ -202,14 +205,18 @@ class LayerSelector::Call {
   Call(LayerSelector& of, const cuda::CallerStream& stream) : of_(of), stream_(stream) {
     cuda::check_not_captured(stream);
     if (stream.stream != of.last_) {
-      of.record_default();
+      of.record_last();
       of.used_.hold_up(stream.stream);
     }
     of.last_ = stream.stream;
   }
   ~Call() {
     of_.is_recorded_ = false;
-    if (stream_.stream != nullptr) of_.record();  // a caller's may be gone when it is wanted
+    if (stream_.stream == nullptr) return;
+    try {
+      of_.record_last();               // a caller's stream may be gone when it is wanted
+    } catch (const std::exception&) {  // whoever wants it tries again, and says why not
+    }
   }
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -219,18 +226,12 @@ class LayerSelector::Call {
   const cuda::CallerStream& stream_;
 };
 
-/// Notes how far the last call's stream is.
-void LayerSelector::record() noexcept {
-  try {
-    used_.record(last_);
-  } catch (const std::exception&) {  // the GPU failed: who waits for it will say so
-  }
+/// Notes how far the last call's stream is, where that is not noted yet. The default stream is there for ever: what a call
+/// has told it is noted when somebody is to wait for it.
+void LayerSelector::record_last() {
+  if (is_recorded_) return;
+  used_.record(last_);
   is_recorded_ = true;
-}
-
-/// The default stream is there for ever: what a call has told it is noted when somebody is to wait for it.
-void LayerSelector::record_default() {
-  if (!is_recorded_) record();
 }
 
 /// Waits for what the stream has been told: memory may go then.

@@ -89,8 +89,7 @@ class LayerSelector {
   class HostRows;
   class Call;
 
-  void record() noexcept;
-  void record_default();
+  void record_last();
   void wait(const cuda::CallerStream& stream);
   cuda::TakenRows take(const CallerRows& rows, std::int64_t begin, std::int64_t end,
                        const cuda::CallerStream& stream);

@@ -174,11 +174,7 @@ EvalRow row_of(std::span<const Sample> samples, const std::vector<SharedContext>
   row.dense_reason = work.dense_reason;
   row.notice = work.notice;
   row.work = work;
-  row.difference = mean_by_document(differences, of_document);
-  // Scores end at 0 and 100: no difference lies beyond 100 points, whatever a t interval of few documents
-  // says.
-  if (row.difference.low) row.difference.low = std::max(*row.difference.low, -100.0);
-  if (row.difference.high) row.difference.high = std::min(*row.difference.high, 100.0);
+  row.difference = difference_by_document(differences, of_document);
   return row;
 }
 
@@ -587,7 +583,7 @@ EvalReport evaluate(std::shared_ptr<const Model> model, const std::vector<Sample
   if (options.reader != nullptr && options.protocol.kind != Protocol::Kind::context_dense)
     throw InputError(fmt::format("over several ranks: expected --protocol context-dense, found {}",
                                  options.protocol.str()));
-  for (NamedSpec& named : specs) named.files = files_hash(named.spec, *model);
+  for (NamedSpec& named : specs) named.files = files_hash(named.spec, model->path());
   Json settings = record_settings(*model, options.protocol, options.context);
   if (options.audit_limit) settings["audit_limit"] = *options.audit_limit;
   if (options.order_rows) settings["order"] = "cluster";

@@ -76,8 +76,8 @@ std::set<fs::path> files_of(const Spec& spec, const fs::path& folder) {
   return files;
 }
 
-std::string files_hash(const Spec& spec, const Model& model) {
-  const std::set<fs::path> files = files_of(spec, model.path());
+std::string files_hash(const Spec& spec, const fs::path& folder) {
+  const std::set<fs::path> files = files_of(spec, folder);
   if (files.empty()) return {};
   std::string hashes;
   for (const fs::path& file : files) hashes += hash_hex(MappedFile(file).bytes());

@@ -22,7 +22,8 @@ std::string machine_name(const Model& model, Device device);
 /// centroids, a plan and what its heads name. A file that is missing is left for attach() to name.
 std::set<std::filesystem::path> files_of(const Spec& spec, const std::filesystem::path& folder);
 
-/// A hash over the contents of all files that a spec reads. Empty when it reads none.
-std::string files_hash(const Spec& spec, const Model& model);
+/// A hash over the contents of all files that a spec reads, where `folder` is the one with the model's artefacts. Empty
+/// when it reads none.
+std::string files_hash(const Spec& spec, const std::filesystem::path& folder);
 
 }  // namespace lode

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lab/eval/statistics.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
@@ -47,6 +48,13 @@ double student_t_cdf(double t, double degrees) {
 }
 
 }  // namespace
+
+Interval difference_by_document(std::span<const double> points, std::span<const std::int64_t> document) {
+  Interval interval = mean_by_document(points, document);
+  if (interval.low) interval.low = std::max(*interval.low, -100.0);
+  if (interval.high) interval.high = std::min(*interval.high, 100.0);
+  return interval;
+}
 
 double student_t_quantile(double p, double degrees) {
   LODE_ASSERT(p > 0.0 && p < 1.0 && degrees >= 1.0);

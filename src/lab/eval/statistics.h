@@ -25,6 +25,9 @@ struct Interval {
 /// cluster-robust inference, 2015, eq. 11.)
 Interval mean_by_document(std::span<const double> values, std::span<const std::int64_t> document);
 
+/// The same of differences of scores in percent points: none lies beyond 100, whatever a t interval of few documents says.
+Interval difference_by_document(std::span<const double> points, std::span<const std::int64_t> document);
+
 /// x with P(T <= x) = p for Student's t distribution, p in (0, 1), degrees of freedom >= 1.
 double student_t_quantile(double p, double degrees);
 

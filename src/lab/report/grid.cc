@@ -134,7 +134,7 @@ void MeasurementRunner::find_methods(std::span<const Suite> suites) {
           const Spec spec = parse_spec(method.spec);
           if (spec.name != "full") empty.attach(spec);
           specs_.emplace(method.spec, spec);
-          files_.emplace(spec.str(), files_hash(spec, *model_));
+          files_.emplace(spec.str(), files_hash(spec, model_->path()));
         } catch (const InputError& error) {
           skipped_.push_back({method.spec, error.what()});
         }
