@@ -111,6 +111,16 @@ def _end_models() -> None:
         model.end()
 
 
+def _expect_text(who: str, expected: str, found: object) -> None:
+    """InputError for what is no str, or cannot be written in UTF-8."""
+    if not isinstance(found, str):
+        raise InputError(f"{who}: expected {expected} as str, found {type(found).__name__}")
+    try:
+        found.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{who}: expected {expected} of whole characters, found half a surrogate pair at character {error.start}") from None
+
+
 class Model:
     """A frozen model: config, tokenizer, weights, threads. Shared by any number of documents."""
 
@@ -267,6 +277,7 @@ class Document:
         InputError when the text is empty or longer, a spec is unknown, or model and template settings do not fit;
         KeyboardInterrupt on Ctrl-C.
         """
+        _expect_text("read", "a text", text)
         made = _Document.read(model._model, text, _many(specs), kv_type, max_tokens, seed, progress, chat, system, document_role, think)
         for remark in made.remarks:
             warnings.warn(remark, stacklevel=2)
@@ -357,6 +368,9 @@ class Document:
         InputError when the question is empty, the document is not indexed for `attention`, it has no room for question and answer, or
         a setting does not fit the template that it was read in.
         """
+        _expect_text("ask", "a question", question)
+        if after is not None and not isinstance(after, Answer):
+            raise InputError(f"ask: expected an Answer to go on from as after=, found {type(after).__name__}")
         if max_thought_tokens is not None and max_thought_tokens < 0:
             raise InputError(f"ask: expected max_thought_tokens of 0 or more, or None, found {max_thought_tokens}")
         answer = Answer(

@@ -267,10 +267,17 @@ def _main() -> None:
     import transformers
 
     flags = _arguments()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(flags.model)
-    of = samples(flags.samples, flags.format, flags.limit, flags.prompts, lambda text: len(tokenizer(text).input_ids))
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(flags.model, dtype=flags.dtype)
-    model = model.to(flags.device).eval()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(flags.model)
+        of = samples(flags.samples, flags.format, flags.limit, flags.prompts, lambda text: len(tokenizer(text).input_ids))
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(flags.model, dtype=flags.dtype)
+        model = model.to(flags.device).eval()
+    except (InputError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # whatever transformers has to say
+        why = str(error).strip().partition("\n")[0]
+        expected = "expected the folder or name of a model that transformers loads (config.json, a tokenizer, weights)"
+        raise InputError(f"{flags.model}: {expected}, found none: {why}") from error
     rows = evaluate(model, tokenizer, of, flags.attention, flags.output, lambda line: print(line, file=sys.stderr, flush=True))
     if flags.json:
         print(json.dumps({"model": flags.model, "protocol": "context-dense", "results": [row._asdict() for row in rows]}))
@@ -282,6 +289,7 @@ if __name__ == "__main__":
     try:
         _main()
     except (InputError, RunError) as error:
-        sys.exit(f"lodestone.evaluate: {error}")
+        print(f"lodestone.evaluate: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, InputError) else 1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -31,6 +31,7 @@ import sys
 import threading
 import warnings
 import weakref
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -366,7 +367,8 @@ class HfDocument:
                     tensors[f"layers.{i}.values"] = layer.values.cpu().contiguous()
                 else:
                     _flatten(f"layers.{i}", self._states[i], tensors, plain)
-        about = {"spec": self.attached.spec, "model": self.attached.fingerprint, "state": json.dumps(plain)}
+        sums = json.dumps({name: _checksum(tensor) for name, tensor in tensors.items()})
+        about = {"spec": self.attached.spec, "model": self.attached.fingerprint, "state": json.dumps(plain), "checksums": sums}
         temporary = f"{os.fspath(path)}.{os.getpid()}.{threading.get_ident()}.tmp"
         try:
             save_file(tensors, temporary, metadata=about)
@@ -376,6 +378,12 @@ class HfDocument:
         finally:
             if os.path.exists(temporary):
                 os.unlink(temporary)
+
+
+def _checksum(tensor: torch.Tensor) -> int:
+    """CRC-32 of the numbers as they lie in a file."""
+    flat = tensor.contiguous().view(-1)
+    return zlib.crc32(flat.view(torch.uint8).numpy()) if flat.numel() > 0 else 0
 
 
 def _flatten(name: str, value: Any, tensors: dict[str, torch.Tensor], plain: dict[str, Any]) -> None:
@@ -578,8 +586,12 @@ class Attached:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}
                 about = file.metadata() or {}
             plain = json.loads(about.get("state", "{}"))
+            sums = json.loads(about.get("checksums", "{}"))  # files of earlier versions have none
         except (OSError, SafetensorError, ValueError) as error:
             raise InputError(f"load: {where}: expected a document as HfDocument.save writes it, found: {error}") from error
+        for name in sums:
+            if name not in tensors or _checksum(tensors[name]) != sums[name]:
+                raise InputError(f"load: {where}: '{name}' is damaged (its checksum differs): copy the file again, or read the text again")
         cache = self.new_cache()
         if "input_ids" not in tensors or any(f"layers.{i}.keys" not in tensors for i in _full_layers(cache)):
             raise InputError(f"load: {where}: expected the tokens and keys of this model's {len(cache.layers)} layers, found others")

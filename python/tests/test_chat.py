@@ -199,3 +199,9 @@ def test_a_question_goes_on_only_from_an_answer_about_its_own_document(model, te
     answer = one.ask(QUESTION, max_new_tokens=4)
     with pytest.raises(lodestone.InputError, match="found one about another"):
         other.ask(QUESTION, max_new_tokens=4, after=answer)
+    for question, after, found in [(None, None, "found NoneType"), (b"Who?", None, "found bytes"), ("a\ud800", None, "surrogate pair at character 1"),
+                                   ("Who?", "x", "as after=, found str")]:  # fmt: skip
+        with pytest.raises(lodestone.InputError, match=found):
+            one.ask(question, after=after)
+    with pytest.raises(lodestone.InputError, match="found bytes"):
+        lodestone.Document.read(model, b"text")

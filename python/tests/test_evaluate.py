@@ -149,4 +149,6 @@ def test_the_command(tmp_path):
     assert [row["attention"] for row in rows] == ["full", "kmeans:probes=1024"] and rows[1]["agreement"] == 1
     assert "1 of 1 contexts" in done.stderr
     wrong = subprocess.run([*command[:-1], "nonsense"], capture_output=True, text=True)
-    assert wrong.returncode == 1 and "lodestone.evaluate: " in wrong.stderr and "Traceback" not in wrong.stderr
+    assert wrong.returncode == 2 and "lodestone.evaluate: " in wrong.stderr and "Traceback" not in wrong.stderr
+    wrong = subprocess.run([*command[:4], str(tmp_path), *command[5:]], capture_output=True, text=True)
+    assert wrong.returncode == 2 and "expected the folder or name of a model" in wrong.stderr and "Traceback" not in wrong.stderr

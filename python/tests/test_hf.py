@@ -111,6 +111,18 @@ def test_saved_and_loaded(family, tmp_path):
     assert torch.equal(attached.load(tmp_path / "d.safetensors").ask(question, max_new_tokens=6), document.ask(question, max_new_tokens=6))
 
 
+def test_a_damaged_document_is_refused(tmp_path):
+    attached = hf.attach(tiny("llama"), "full")
+    attached.read(torch.randint(2, 200, (1, 200))).save(tmp_path / "d.safetensors")
+    whole = bytearray((tmp_path / "d.safetensors").read_bytes())
+    for at in (len(whole) - 1, len(whole) // 2):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1
+        (tmp_path / "d.safetensors").write_bytes(damaged)
+        with pytest.raises(lodestone.InputError, match="is damaged"):
+            attached.load(tmp_path / "d.safetensors")
+
+
 def test_what_cannot_be_is_said_in_a_sentence(tmp_path):
     model = tiny("llama")
     attached = hf.attach(model, "topk:k=20,window=16")

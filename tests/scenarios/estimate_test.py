@@ -52,6 +52,17 @@ class Estimate(unittest.TestCase):
             self.assertIn(said, done.stderr)
 
 
+    def test_a_document_is_read_as_index_reads_it(self):
+        with tempfile.TemporaryDirectory() as folder:
+            words, found = "It was a quiet day in the harbour. " * 40, []
+            for name, text in [("a.txt", words), ("a.html", "<html><body>" + "<!-- a remark that nobody reads -->" * 50 + f"<p>{words}</p></body></html>")]:
+                with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+                    file.write(text)
+                done = run("-m", MODEL, "-f", os.path.join(folder, name), "-a", "full", "--device", "cpu", "--quiet")
+                self.assertEqual(done.returncode, 0, done.stderr)
+                found.append(int(done.stdout.split()[0]))
+            self.assertLess(abs(found[0] - found[1]), 5)
+
     def test_an_indexed_text_is_not_estimated(self):
         with tempfile.TemporaryDirectory() as folder:
             text, indexed = os.path.join(folder, "text.txt"), os.path.join(folder, "text.lode")

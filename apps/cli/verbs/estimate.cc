@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <filesystem>
+#include <span>
 
 #include "base/file.h"
 #include "base/link_speed.h"
@@ -12,6 +13,8 @@
 #include "cli.h"
 #include "cluster/rank_prefill.h"
 #include "io/container.h"
+#include "lodestone/chat.h"
+#include "lodestone/documents.h"
 #include "lodestone/error.h"
 #include "ranks.h"
 #include "shell_word.h"
@@ -63,7 +66,9 @@ std::int64_t document_tokens(const EstimateFlags& flags, const Model& model) {
   if (flags.text.empty() == flags.tokens.empty())
     throw InputError("estimate: expected either -f TEXT or --tokens N");
   if (!flags.tokens.empty()) return parse_count(flags.tokens, "--tokens", 1, std::int64_t{1} << 31);
-  return std::ssize(model.tokenizer().encode(read_text(flags.text), Tokenizer::Bos::as_template));
+  SourceText source;  // as `index` reads it and puts it in front of the model
+  append_documents(source, std::span(&flags.text, 1), {});
+  return std::ssize(indexed_text(model, {}, source.text).tokens);
 }
 
 /// Measured where ranks estimate together, else what the user says.
@@ -164,7 +169,8 @@ void add_estimate(CLI::App& app) {
       "first answer and a token take under each method, and which method pays");
   add_common_flags(*verb, flags->common);
   add_model_flags(*verb, flags->model, false);
-  verb->add_option("-f,--file,document", flags->text, "the document, whose tokens are counted");
+  verb->add_option("-f,--file,document", flags->text,
+                   "the document, whose tokens are counted: a file or a folder, as `index` reads it");
   verb->add_option("--tokens", flags->tokens, "or its length in tokens (16k)");
   verb->add_option("--question", flags->question, "tokens of a question")->capture_default_str();
   verb->add_option("--machines", flags->machines,
