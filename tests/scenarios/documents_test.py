@@ -329,6 +329,10 @@ class Kinds(ProgramTest):
                               ["a.xhtml", "b.xhtml"], {"OEBPS/i.png": b"\x89PNG\r\n\x1a\n" + bytes(5000)})
         self.assertEqual(self.read(book), "# One\n\nFirst\nline.\n\n[a lamp]\n\n# Two\n\nSecond & last.\n")
 
+    def test_a_page_of_an_epub_stands_once(self):
+        pages = {"a.xhtml": "<p>One.</p>", "b.xhtml": "<p>Two.</p>"}
+        self.assertEqual(self.read(documents.epub(pages, ["a.xhtml", "b.xhtml", "a.xhtml", 'b.xhtml" linear="no'])), "One.\n\nTwo.\n")
+
     def test_docx(self):
         p = documents.docx_paragraph
         break_here = "<w:lastRenderedPageBreak/>"
