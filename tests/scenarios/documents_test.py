@@ -361,7 +361,11 @@ class Kinds(ProgramTest):
         self.assertEqual(self.read(documents.docx(p("The lamp", "Title") + p("One", "Heading1") + p("The lamp", "Heading1"))), "# The lamp\n\n# One\n\n# The lamp\n")
         box = '<w:p><w:r><mc:AlternateContent xmlns:mc="m"><mc:Choice>{0}</mc:Choice><mc:Fallback>{0}</mc:Fallback></mc:AlternateContent></w:r></w:p>'
         self.assertEqual(self.read(documents.docx(box.format(p("The lamp")) + p("It burns."))), "The lamp\n\nIt burns.\n")
+        self.assertEqual(self.read(documents.docx(p("The lamp", "Title") + p("By Nora") + p("The lamp", "Heading1"))), "# The lamp\n\nBy Nora\n\n# The lamp\n")
         head = '<text:h text:outline-level="1">{}</text:h>'
+        title = '<text:p text:style-name="Title">The lamp</text:p>'
+        self.assertEqual(self.read(documents.odt(title + "<text:p/>" + head.format("The lamp") + "<text:p>It burns.</text:p>")), "# The lamp\n\nIt burns.\n")
+        self.assertEqual(self.read(documents.odt(title + "<text:p>By Nora</text:p>" + head.format("The lamp"))), "# The lamp\n\nBy Nora\n\n# The lamp\n")
         self.assertEqual(self.read(documents.odt('<text:p text:style-name="Title">The <text:span>lamp</text:span></text:p>' + head.format("The lamp") + "<text:p>It burns.</text:p>")),
                          "# The lamp\n\nIt burns.\n")
         self.assertEqual(self.read(documents.odt('<text:p text:style-name="Title">The lamp</text:p>' + head.format("Light"))), "# The lamp\n\n# Light\n")
@@ -378,7 +382,25 @@ class Kinds(ProgramTest):
         styles = (f'<office:automatic-styles {space}><style:style style:name="T1"><style:text-properties text:display="none"/></style:style>'
                   '<style:style style:name="T2"><style:text-properties/></style:style></office:automatic-styles>')
         self.assertEqual(self.read(documents.odt(styles + '<text:p>a<text:span text:style-name="T1">b<text:s/></text:span><text:span text:style-name="T2">c</text:span>'
-                                                 "<text:hidden-text>d</text:hidden-text></text:p>")), "ac\n")
+                                                 '<text:hidden-text text:is-hidden="true">d</text:hidden-text></text:p>')), "ac\n")
+        for off in ("", ' text:is-hidden="false"'):
+            self.assertEqual(self.read(documents.odt(f"<text:p>a<text:hidden-text{off}>b</text:hidden-text> c<text:hidden-paragraph{off}/></text:p>")), "ab c\n")
+        gone = '<text:p>gone<text:hidden-paragraph text:is-hidden="true"/> too</text:p>'
+        sections = "".join(f"<text:section {how}><text:p>{text}</text:p></text:section>" for text, how in (
+            ("b", 'text:display="none"'), ("c", 'text:display="condition" text:is-hidden="true"'), ("d", 'text:display="condition"')))
+        self.assertEqual(self.read(documents.odt(f"<text:p>a</text:p>{gone}{sections}<text:p>e</text:p>")), "a\n\nd\n\ne\n")
+        hides = '<style:text-properties text:display="none"/>'
+        others = (f'<office:automatic-styles {space}><style:style style:name="P1"><style:text-properties/></style:style>'
+                  f"<text:list-style><text:list-level-style-number>{hides}</text:list-level-style-number></text:list-style>"
+                  f'<style:style style:name="P2"/><style:default-style>{hides}</style:default-style></office:automatic-styles>')
+        self.assertEqual(self.read(documents.odt(others + '<text:p text:style-name="P1">a</text:p><text:p text:style-name="P2">b</text:p><text:p>c</text:p>')), "a\n\nb\n\nc\n")
+
+    def test_a_heading_without_text_makes_none_of_the_next_paragraph(self):
+        p = documents.docx_paragraph
+        self.assertEqual(self.read(documents.docx(p("a") + p("secret", "Heading1", "<w:rPr><w:vanish/></w:rPr>") + p("It burns."))), "a\n\nIt burns.\n")
+        self.assertEqual(self.read(documents.docx(p("a"), footnotes=f'<w:footnote w:id="2">{p("")}{p("A note.")}</w:footnote>')), "a\n\n[1] A note.\n")
+        self.assertEqual(self.read(documents.odt('<text:h text:outline-level="1"/><text:p>It burns.</text:p><text:list><text:list-item><text:p/><text:p>a</text:p>'
+                                                 "</text:list-item><text:list-item><text:p/></text:list-item></text:list><text:p>b</text:p>")), "It burns.\n- a\n\nb\n")
 
     def test_a_folder(self):
         folder = self.folder / "papers"
