@@ -309,12 +309,38 @@ class Kinds(ProgramTest):
         self.assertEqual(self.read('<html><head><meta charset="utf-8"></head><body>' + raised), "It burnt[a] and sank[*].\n\n[a] In May.\n\n* In June. \u2191\n\n10^6 on the 19th\n")
         self.assertEqual(self.read(page("<p>It burnt.<sup>1</sup><p><sup>1</sup>In May.")), "It burnt.^1\n\n[1] In May.\n")
 
+    def test_links_that_are_no_notes_in_html(self):
+        def page(body):
+            return f'<html><head><meta charset="utf-8"></head><body>{body}</body></html>'
+
+        note = "It burnt[1] here.\n\n[1] In May.\n"
+        for anchor in ("id", "name"):
+            for number in ('<sup><a href="#{}">1</a></sup>', '<a href="#{}"><sup>1</sup></a>'):
+                self.assertEqual(self.read(page(f'<p>It <a {anchor}="r"></a>burnt{number.format("n")} here.</p><p><a {anchor}="n"></a>{number.format("r")} In May.</p>')), note)
+        self.assertEqual(self.read(page('<p>It burnt<sup><a href="#n">1</a></sup> <a id="n"></a>here<a href="#t"><sup>2</sup></a>.</p><p id="t">In May.</p>')),
+                         "It burnt[1] here[2].\n\n[2] In May.\n")
+        self.assertEqual(self.read(page('<p>On the 19<a href="#x"><sup>th</sup></a> and 3<sup><a href="#x">rd</a></sup></p><h2 id="x">Five</h2>')), "On the 19th and 3rd\n\n## Five\n")
+        back = '<span>\u2191 <sup><a href="#r0">a</a></sup> <sup><a href="#r1">b</a></sup></span>'
+        self.assertEqual(self.read(page(f'<p>A<sup id="r0"><a href="#n">[1]</a></sup>, B.<sup id="r1"><a href="#n"><span>[</span>1<span>]</span></a></sup></p><ol><li id="n">{back} In May.</ol>')),
+                         "A[1], B.[1]\n\n[1] \u2191 a b In May.\n")
+        self.assertEqual(self.read(page(f'<p>A<sup><a href="#n">1</a></sup></p><p id="n">{back} In May.')), "A[1]\n\n[1] \u2191 a b In May.\n")
+        labels = ("12a", "b", "cc", "iv", "*", "\u2020\u2020", "\u00b9", "\u03b1", "\u6ce81", "note 1", "n5")
+        marks = "".join(f'A<sup><a href="#gone{n}">{label}</a></sup> ' for n, label in enumerate(labels))
+        self.assertEqual(self.read(page(f"<p>{marks}</p>")), " ".join(f"A[{label}]" for label in labels) + "\n")
+        words = ("th", "top", "2 of 3", "1st", "\u044b\u0439")
+        marks = "".join(f'A<sup><a href="#gone{n}">{word}</a></sup> ' for n, word in enumerate(words))
+        self.assertEqual(self.read(page(f"<p>{marks}</p>")), " ".join(f"A{word}" for word in words) + "\n")
+        self.assertEqual(self.read(page("<table><tr><td><sup>1</sup>H<td><sup>13</sup>C<tr><td><a href='#n'><sup>2</sup></a>x</table><table><tr><td id=n><sup>2</sup>In May.</table>")),
+                         "1H | 13C\n[2]x\n\n[2] In May.\n")
+
     def test_what_html_hides_is_not_read(self):
         hidden = ("<p hidden>A</p><p style='color: red; DISPLAY : None !important'>B</p><span style='visibility:hidden'>C</span><template><p>D<div>E</div></template>"
                   "<dialog>F</dialog><ol><li hidden>G<li>one</ol><h1 hidden>The lamp</h1>")
         shown = "<p style='display:none;display:block'>It burns.</p><dialog open>It smokes.</dialog>"
         self.assertEqual(self.read(f"<html><head><title>The lamp</title></head><body style='visibility:hidden'>{hidden}{shown}</body></html>"),
                          "# The lamp\n\n1. one\n\nIt burns.\n\nIt smokes.\n")
+        notes = '<p id="n1" hidden>In May.</p><aside epub:type="footnote" style="display:none">In June.</aside><div role="doc-endnotes" hidden>In July.</div><p id="n2" hidden>No.</p>'
+        self.assertEqual(self.read(f'<html><body><p>It burnt<sup><a href="#n1">1</a></sup>.</p>{notes}</body></html>'), "It burnt[1].\n\n[1] In May.\n\nIn June.\n\nIn July.\n")
 
     def test_notes_of_an_epub(self):
         book = documents.epub({"a.xhtml": '<p>It burnt<a epub:type="noteref" href="notes.xhtml#n1">1</a>, it sank<a epub:type="noteref" href="../text/notes.xhtml#n2">2</a>.'
