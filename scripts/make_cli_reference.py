@@ -13,7 +13,7 @@ HEAD = """# Command line
 Written by `scripts/make_cli_reference.py build/release/lodestone` from the program's own `--help`; a test checks that it is current.
 
 Exit codes: 0 done; 1 a failure at run time; 2 bad usage or bad input, with one sentence on stderr; 130 interrupted.
-`verify` ends with 1 where what it was given is damaged, and with 2 where there is nothing that it knows.
+`verify` ends with 1 where what it was given is damaged, and with 2 where it cannot say (`"intact": null`): it knows no such file or architecture, or may not open it.
 Counts take the suffixes k = 1024 and M = 1024². Results go to stdout, progress and remarks to stderr.
 """
 

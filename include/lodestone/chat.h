@@ -28,7 +28,7 @@ namespace lode {
 enum class ChatUse { automatic, on, off };
 ChatUse parse_chat_use(std::string_view text);  ///< auto, on or off; InputError otherwise
 
-/// What a caller calls these settings, for messages that say what to change.
+/// What a caller calls these settings, for messages that say what to change. An empty `off`: it has none.
 struct ChatNames {
   std::string on = "chat on", off = "chat off", system = "system", document_role = "document_in_system",
               think = "think", question_template = "question_template";

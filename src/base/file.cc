@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -18,6 +19,7 @@
 #include "base/hash.h"
 #include "base/hidden_name.h"
 #include "base/text.h"
+#include "base/unreadable.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -38,7 +40,12 @@ bool is_name_of(const std::filesystem::path& path, int fd) {
 int open_regular(const std::filesystem::path& path, struct stat& info) {
   // O_NONBLOCK: opening a FIFO that nobody writes would hang otherwise.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) throw InputError(path.string() + ": cannot be opened: " + system_says());
+  if (fd < 0) {
+    const std::string sentence = path.string() + ": cannot be opened: " + system_says();
+    constexpr std::array kOurs = {EACCES, EPERM, EMFILE, ENFILE, ENOMEM};  // these say nothing of the file
+    if (std::find(kOurs.begin(), kOurs.end(), errno) != kOurs.end()) throw UnreadableError(sentence);
+    throw InputError(sentence);
+  }
   const char* found = nullptr;
   if (::fstat(fd, &info) != 0)
     found = "something that cannot be examined";

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include "documents/archive.h"
@@ -50,7 +51,7 @@ class Reader {
 
   void enter(const XmlEvent& e) {
     if (e.name == "w:p" && cells_ == 0) out_.break_line(list_ ? 1 : 2), list_ = false;
-    if (e.name == "w:p") head_ = Head::none;
+    if (e.name == "w:p") head_ = Head::none, spoke_ = false;
     if (e.name == "w:r" && !e.empty) hidden_.push_back(!hidden_.empty() && hidden_.back());
     if (e.name == "w:vanish" && !in_properties_ && !hidden_.empty())
       hidden_.back() = is_on(e.attribute("w:val"));
@@ -68,7 +69,7 @@ class Reader {
     if (e.name == "w:noBreakHyphen") put("-");
     if (e.name == "w:footnoteReference" || e.name == "w:endnoteReference") put(note(e));
     if ((e.name == "w:footnote" || e.name == "w:endnote") && e.attribute("w:type").empty())
-      prefix_ = note(e) + " ";
+      note_ = note(e) + " ";
     if (e.name == "w:lastRenderedPageBreak" && page_ > 0) out_.at(++page_, 1);
   }
 
@@ -83,6 +84,7 @@ class Reader {
     if (name == "w:pPr") in_properties_ = false;
     if (name == "w:r" && !hidden_.empty()) hidden_.pop_back();
     if (name == "w:p") end_paragraph();
+    if (name == "w:footnote" || name == "w:endnote") note_.clear();
     if (name == "w:p" && cells_ > 0) out_.space();
     if (name == "w:tc") --cells_;
     if (name == "w:tbl" && --tables_ == 0) out_.break_line(2);
@@ -92,13 +94,15 @@ class Reader {
     return value != "0" && value != "false" && value != "off" && value != "none";
   }
 
-  /// Many documents say their title again in their first heading.
+  /// Many documents say their title again in the heading right behind it. A paragraph without text, such as a hidden
+  /// heading, leaves nothing to the next.
   void end_paragraph() {
-    if (head_ == Head::none || !prefix_.empty()) return;
-    const std::string said = out_.text().substr(head_begin_);
-    if (head_ == Head::heading && said == title_) out_.cut(head_begin_);
-    title_ = head_ == Head::title ? said : std::string();
-    head_ = Head::none;
+    const Head head = std::exchange(head_, Head::none);
+    prefix_.clear();
+    if (!std::exchange(spoke_, false)) return;
+    const std::string said = head == Head::none ? std::string() : out_.text().substr(head_begin_);
+    if (head == Head::heading && said == title_) out_.cut(head_begin_);
+    title_ = head == Head::title ? said : std::string();
   }
 
   void style(const std::string& name) {
@@ -111,23 +115,24 @@ class Reader {
 
   void put(std::string_view text) {
     if (!hidden_.empty() && hidden_.back()) return;
-    if (!prefix_.empty()) {
-      head_begin_ = out_.text().size();
-      out_.put(prefix_);
-    }
-    prefix_.clear();
+    out_.put(std::exchange(note_, {}));
+    if (!prefix_.empty()) head_begin_ = out_.text().size();
+    out_.put(std::exchange(prefix_, {}));
+    spoke_ = spoke_ || text.find_first_not_of(" \t\n") != std::string_view::npos;
     out_.put(text);
   }
 
   TextBuilder& out_;
   std::int32_t page_;
   bool in_text_ = false, in_properties_ = false, list_ = false;
+  bool spoke_ = false;  // the paragraph has had text
   int skip_ = 0, tables_ = 0, cells_ = 0, cell_of_row_ = 0;
   std::vector<bool> hidden_;  // of each run that is open: a text box lies in one
   enum class Head { none, title, heading } head_ = Head::none;  // what the paragraph is
   std::size_t head_begin_ = 0;
-  std::string title_;                         // of the document, until its first heading
+  std::string title_;                         // of the document, until other text follows
   std::string prefix_;                        // of the paragraph, until it has text
+  std::string note_;                          // number of the note, until it has text
   std::map<std::string, std::size_t> notes_;  // the number of each
 };
 

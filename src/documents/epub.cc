@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <map>
+#include <set>
 #include <vector>
 
 #include "base/text.h"
@@ -45,7 +46,7 @@ std::string unescaped(std::string_view link) {
 }
 
 struct Spine {
-  std::vector<std::string> pages;   ///< names in their order
+  std::vector<std::string> pages;   ///< names in their order, each once
   std::vector<std::string> beside;  ///< that only links lead to, such as pages of notes
 };
 Spine spine_of(const std::string& package, const std::string& name, std::string_view where) {
@@ -58,9 +59,11 @@ Spine spine_of(const std::string& package, const std::string& name, std::string_
     if (element == "itemref")
       (e.attribute("linear") == "no" ? spine.beside : spine.pages).push_back(e.attribute("idref"));
   });
+  // A book may name a page thousands of times; each is read once, where it is named first.
+  std::set<std::string> taken = {""};
   for (std::vector<std::string>* pages : {&spine.pages, &spine.beside}) {
     for (std::string& page : *pages) page = items.contains(page) ? items.at(page) : std::string();
-    std::erase(*pages, "");
+    std::erase_if(*pages, [&](const std::string& page) { return !taken.insert(page).second; });
   }
   return spine;
 }

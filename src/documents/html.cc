@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "base/text.h"
@@ -87,10 +89,40 @@ std::string style_of(const xmlNode* node, std::string_view property) {
   return found.substr(0, found.find('!'));  // !important
 }
 
-/// Whether the element itself says that nobody sees it. A page hides its whole body until a script has run: that is seen.
-bool is_hidden(const xmlNode* node, std::string_view name) {
+/// The names by which links may lead to the element.
+std::vector<std::string> anchors_of(const xmlNode* node) {
+  std::vector<std::string> names;
+  if (node->properties == nullptr) return names;
+  if (auto id = attribute(node, "id")) names.push_back(std::move(*id));
+  if (element_of(node).name == "a")
+    if (auto name = attribute(node, "name")) names.push_back(std::move(*name));
+  return names;
+}
+
+/// The number by which the text refers to the element; empty if it does not.
+std::string label_here(const xmlNode* node, const PageNotes& notes) {
+  if (notes.labels.empty()) return {};
+  for (const std::string& name : anchors_of(node))
+    if (const auto found = notes.labels.find(notes.page + "#" + name); found != notes.labels.end())
+      return found->second;
+  return {};
+}
+
+/// A note, or a list of notes.
+bool holds_notes(const xmlNode* node, const PageNotes& notes) {
+  for (const char* name : {"epub:type", "role"}) {
+    const std::string said = bare_word(attribute(node, name).value_or(""));
+    for (const char* kind : {"footnote", "endnote", "rearnote"})
+      if (said.find(kind) != std::string::npos) return true;
+  }
+  return !label_here(node, notes).empty();
+}
+
+/// Whether the element itself says that nobody sees it. A page hides its whole body until a script has run, and notes
+/// until somebody asks for them: those are seen.
+bool is_hidden(const xmlNode* node, std::string_view name, const PageNotes& notes) {
   if (node->properties == nullptr) return name == "dialog";
-  if (name == "html" || name == "body") return false;
+  if (name == "html" || name == "body" || holds_notes(node, notes)) return false;
   if (attribute(node, "hidden") || (name == "dialog" && !attribute(node, "open"))) return true;
   const std::string visibility = style_of(node, "visibility");
   return visibility == "hidden" || visibility == "collapse" || style_of(node, "display") == "none";
@@ -187,7 +219,43 @@ std::string target_of(const xmlNode* link, const PageNotes& notes) {
   return page + href.substr(hash);
 }
 
-/// A link's text, as far as a note's number would be long: "1", "*", "iv".
+bool is_letter(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+}
+
+bool is_digit(char c) {
+  return c >= '0' && c <= '9';
+}
+
+/// Whether a note could be called that: "1", "12a", "b", "cc", "iv", "*", "note 1", but not "th".
+bool looks_like_label(std::string_view text) {
+  if (text.empty()) return false;
+  const auto is_sign = [](char c) { return !is_letter(c) && !is_digit(c) && !is_blank(c); };
+  const std::size_t words = static_cast<std::size_t>(
+      std::find_if_not(text.begin(), text.end(), [](char c) { return is_letter(c); }) - text.begin());
+  std::string_view rest = text.substr(words);
+  if (words == text.size()) {
+    const bool alike = std::all_of(text.begin(), text.end(), [&](char c) { return c == text[0]; });
+    return alike || text.find_first_not_of("ivxlc") == text.npos ||
+           text.find_first_not_of("IVXLC") == text.npos;
+  }
+  // Beyond ASCII: signs as they are in U+0080 to U+00BF and U+2000 to U+2FFF, or one letter, with a number or without.
+  std::size_t characters = 0, letters = 0;
+  for (const char c : rest) {
+    const auto byte = static_cast<unsigned char>(c);
+    characters += (byte & 0xc0) != 0x80 ? 1 : 0;
+    letters += byte >= 0xc3 && byte != 0xe2 ? 1 : 0;
+  }
+  if (words == 0 && std::all_of(rest.begin(), rest.end(), is_sign))
+    return letters == 0 ? characters <= 4 : characters == 1;
+  if (words > 0 && is_blank(rest.front())) rest.remove_prefix(1);
+  while (words == 0 && letters == 1 && !rest.empty() && is_sign(rest.front())) rest.remove_prefix(1);
+  const auto end = std::find_if_not(rest.begin(), rest.end(), is_digit);
+  const auto behind = rest.end() - end;
+  return end != rest.begin() && (behind == 0 || (behind == 1 && is_letter(*end)));
+}
+
+/// A link's text where it looks like a note's number.
 std::string label_of(const xmlNode* link) {
   constexpr std::size_t kLongest = 12;
   const std::unique_ptr<xmlChar, void (*)(void*)> content(xmlNodeGetContent(link), xmlFree);
@@ -198,13 +266,18 @@ std::string label_of(const xmlNode* link) {
   while (!text.empty() && at_edge(text.front())) text.remove_prefix(1);
   while (!text.empty() && at_edge(text.back())) text.remove_suffix(1);
   const bool arrow = text.starts_with("\xe2\x86") || text.starts_with("\xe2\x87") || text.starts_with("^");
-  return text.size() > kLongest || arrow || text.find('\n') != std::string_view::npos ? std::string()
-                                                                                      : std::string(text);
+  return text.size() > kLongest || arrow || !looks_like_label(text) ? std::string() : std::string(text);
 }
 
-/// The number that a link to a note shows; empty when the link is none: it says so, or is raised.
-std::string note_label(const xmlNode* node, const PageNotes& notes) {
-  if (!has_name(node, "a") || target_of(node, notes).empty()) return {};
+/// A link to a note.
+struct NoteLink {
+  std::string target, label;  ///< an empty label: it is none
+  bool says_so = false;       ///< else it is raised
+};
+NoteLink note_link(const xmlNode* node, const PageNotes& notes) {
+  if (!has_name(node, "a")) return {};
+  std::string target = target_of(node, notes);
+  if (target.empty()) return {};
   bool is_note = false;
   for (const char* name : {"epub:type", "role", "class"}) {
     const std::string said = bare_word(attribute(node, name).value_or(""));
@@ -213,12 +286,27 @@ std::string note_label(const xmlNode* node, const PageNotes& notes) {
     is_note = is_note || said.find("noteref") != std::string::npos ||
               said.find("footnote-ref") != std::string::npos;
   }
+  const bool says_so = is_note;
   const xmlNode* above = node->parent;
   while (has_name(above, "span") || has_name(above, "b") || has_name(above, "i")) above = above->parent;
   is_note = is_note || has_name(above, "sup");
   for (const xmlNode* inside = node->children; inside != nullptr; inside = inside->next)
     is_note = is_note || has_name(inside, "sup");
-  return is_note ? label_of(node) : std::string();
+  if (!is_note) return {};
+  return {.target = std::move(target), .label = label_of(node), .says_so = says_so};
+}
+
+/// A paragraph, heading, item or cell.
+bool is_paragraph(const xmlNode* node) {
+  constexpr std::array kNames = {"p"sv,  "li"sv, "dt"sv, "dd"sv, "td"sv, "th"sv,
+                                 "h1"sv, "h2"sv, "h3"sv, "h4"sv, "h5"sv, "h6"sv};
+  return node->type == XML_ELEMENT_NODE &&
+         std::find(kNames.begin(), kNames.end(), element_of(node).name) != kNames.end();
+}
+
+/// An anchor without text stands for the paragraph that it is in.
+bool is_empty_anchor(const xmlNode* node) {
+  return node->children == nullptr && (has_name(node, "a") || has_name(node, "span"));
 }
 
 /// Calls `enter` on each node in the document's order and `leave` behind what is inside, unless `enter` says false.
@@ -240,25 +328,55 @@ void walk(const xmlNode* root, const Enter& enter, const Leave& leave) {
   }
 }
 
-/// Adds the notes that the page refers to. A link inside a note leads back to where it was referred to.
+/// Adds the notes that the page refers to. A link to what stands in front of it, or around it, leads to no note, nor
+/// one from a note to what is not here: most lead back to where the note was referred to.
 void add_notes(const xmlNode* root, PageNotes& notes) {
-  const auto is_target = [&](const xmlNode* node) {
-    const auto id = node->type == XML_ELEMENT_NODE ? attribute(node, "id") : std::nullopt;
-    return id && notes.labels.contains(notes.page + "#" + *id);
+  struct Reference {
+    std::size_t place;
+    bool in_note;
+    NoteLink link;
   };
-  std::vector<const xmlNode*> targets;
+  std::map<std::string, std::size_t> anchors;                      // where each begins
+  std::vector<std::pair<const xmlNode*, std::size_t>> paragraphs;  // that are open, and where they begin
+  std::vector<Reference> references;
+  std::set<std::string> targets;       // of the references
+  std::vector<const xmlNode*> inside;  // notes that are open
+  std::size_t place = 0;
   walk(
       root,
       [&](const xmlNode* node) {
         if (node->type != XML_ELEMENT_NODE) return false;
-        if (is_target(node)) targets.push_back(node);
-        const std::string label = targets.empty() ? note_label(node, notes) : std::string();
-        if (!label.empty()) notes.labels.emplace(target_of(node, notes), label);
+        ++place;
+        if (is_paragraph(node)) paragraphs.emplace_back(node, place);
+        const bool empty = is_empty_anchor(node) && !paragraphs.empty();
+        const auto [holder, begin] = empty ? paragraphs.back() : std::pair(node, place);
+        for (const std::string& name : anchors_of(node)) {
+          const std::string full = notes.page + "#" + name;
+          anchors.emplace(full, begin);
+          const bool note = targets.contains(full) || notes.labels.contains(full);
+          if (note && std::find(inside.begin(), inside.end(), holder) == inside.end())
+            inside.push_back(holder);
+        }
+        if (NoteLink link = note_link(node, notes); !link.label.empty()) {
+          targets.insert(link.target);
+          references.push_back({place, !inside.empty(), std::move(link)});
+        }
         return true;
       },
       [&](const xmlNode* node) {
-        if (!targets.empty() && targets.back() == node) targets.pop_back();
+        if (is_paragraph(node)) paragraphs.pop_back();
+        std::erase(inside, node);
       });
+  for (const Reference& reference : references) {
+    const std::string& target = reference.link.target;
+    const auto here = anchors.find(target);
+    if (here == anchors.end() && reference.in_note && !reference.link.says_so) continue;
+    const bool behind =
+        here == anchors.end()
+            ? reference.link.says_so || !notes.searched.contains(target.substr(0, target.find('#')))
+            : here->second > reference.place;
+    if (behind) notes.labels.emplace(target, reference.link.label);
+  }
 }
 
 /// Puts what is shown.
@@ -277,12 +395,13 @@ class Walk {
     if (node->type == XML_TEXT_NODE || node->type == XML_CDATA_SECTION_NODE) return text(node), false;
     if (node->type != XML_ELEMENT_NODE) return false;
     const Element element = element_of(node);
-    if (element.breaks < 0 || is_hidden(node, element.name)) return false;
+    if (element.breaks < 0 || is_hidden(node, element.name, notes_)) return false;
     if (lines_) line_ = static_cast<std::int32_t>(std::min<long>(xmlGetLineNo(node), INT32_MAX));
     const bool list = is_list(element.name), nested = list && !lists_.empty();
     if (element.breaks > 0) out_.break_line(nested ? 1 : element.breaks);
     if (element.name == "pre") ++pre_;
-    if ((element.name == "td" || element.name == "th") && !out_.at_line_start()) out_.space(), put("| ");
+    if (is_cell(element.name)) ++cells_;
+    if (is_cell(element.name) && !out_.at_line_start()) out_.space(), put("| ");
     if (list) lists_.push_back(list_at(node, element.name));
     if (element.name == "li")
       pending_ += item_mark(node);
@@ -291,8 +410,10 @@ class Walk {
     await_note(node);
     if (element.name == "img") alternative(node);
     if (element.name == "sup") return raised(node);
-    if (const std::string label = note_label(node, notes_); !label.empty())
-      return put("[" + label + "]"), false;
+    if (const NoteLink link = note_link(node, notes_);
+        !link.label.empty() &&
+        (link.says_so || link.label == label_ || notes_.labels.contains(link.target) || touches(link.label)))
+      return put("[" + link.label + "]"), false;
     return true;
   }
 
@@ -303,6 +424,7 @@ class Walk {
     const int breaks = is_list(element.name) && !lists_.empty() ? 1 : element.breaks;
     if (breaks > 0 && element.name != "br") out_.break_line(breaks);
     if (element.name == "pre" && pre_ > 0) --pre_;
+    if (is_cell(element.name)) --cells_;
     const std::string_view mark = element.name != "li" ? element.mark
                                   : lists_.empty()     ? "- "
                                                        : lists_.back().mark;
@@ -310,6 +432,8 @@ class Walk {
   }
 
   static bool is_list(std::string_view name) { return name == "ol" || name == "ul" || name == "menu"; }
+
+  static bool is_cell(std::string_view name) { return name == "td" || name == "th"; }
 
   std::string item_mark(const xmlNode* node) {
     if (lists_.empty()) return "- ";
@@ -323,15 +447,13 @@ class Walk {
 
   /// A note begins with the number by which the text refers to it, unless it has it already.
   void await_note(const xmlNode* node) {
-    if (notes_.labels.empty() || node->properties == nullptr) return;
-    for (const char* name : {"id", "name"}) {
-      const auto id = attribute(node, name);
-      const auto found = id ? notes_.labels.find(notes_.page + "#" + *id) : notes_.labels.end();
-      if (found != notes_.labels.end()) label_ = found->second;
-    }
+    std::string label = label_here(node, notes_);
+    const bool too_late = is_empty_anchor(node) && !out_.at_line_start();
+    if (!label.empty() && !too_late) label_ = std::move(label);
   }
 
-  /// A raised number must not be one with what stands beside it: "10^6", and "[1] " in front of a note.
+  /// A raised number must not be one with what stands beside it: "10^6", and "[1] " in front of a note. A cell may begin
+  /// with one that is none's, as in an isotope.
   bool raised(const xmlNode* node) {
     const xmlNode* const inside = node->children;
     if (inside == nullptr || inside->next != nullptr || inside->content == nullptr) return true;
@@ -339,9 +461,16 @@ class Walk {
     if (number.empty() || number.find_first_not_of("0123456789+-") != std::string::npos) return true;
     if (out_.text().ends_with(' ')) return true;
     const bool begins = out_.at_line_start();
+    if (begins && cells_ > 0 && label_ != number) return true;
     put(begins ? "[" + number + "]" : "^" + number);
     if (begins) out_.space();
     return false;
+  }
+
+  /// Whether a raised number, of a link that leads to no note, would be one with what stands in front of it.
+  bool touches(std::string_view number) const {
+    return std::all_of(number.begin(), number.end(), is_digit) && !out_.at_line_start() &&
+           !out_.text().ends_with(' ');
   }
 
   void alternative(const xmlNode* node) {
@@ -391,7 +520,7 @@ class Walk {
   bool lines_;
   const PageNotes& notes_;
   TextBuilder& out_;
-  int pre_ = 0;
+  int pre_ = 0, cells_ = 0;
   std::int32_t line_ = 1;
   std::vector<List> lists_;  // from the outermost
   std::string pending_;      // marks of the elements that were entered, until they have text
@@ -435,7 +564,7 @@ bool has_heading(const xmlNode* root, std::string_view heading, std::string_view
     const bool element = node->type == XML_ELEMENT_NODE, h1 = element && element_of(node).name == "h1";
     if (h1 && shown(node, where) == heading) return true;
     const bool inside =
-        element && !h1 && element_of(node).breaks >= 0 && !is_hidden(node, element_of(node).name);
+        element && !h1 && element_of(node).breaks >= 0 && !is_hidden(node, element_of(node).name, {});
     if (inside && node->children != nullptr) {
       node = node->children;
       continue;
@@ -476,6 +605,7 @@ Page parse_page(std::string_view bytes, std::string_view where) {
 void find_notes(std::string_view bytes, std::string_view where, PageNotes& notes) {
   const Page page = parse_page(bytes, where);
   add_notes(xmlDocGetRootElement(page.get()), notes);
+  notes.searched.insert(notes.page);
 }
 
 void put_html(std::string_view bytes, std::string_view where, bool lines, const PageNotes& notes,

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// ODT (OpenDocument text): paragraphs, headings, lists, tables, notes, without hidden text; pages where the program
-// noted its soft page breaks.
+// ODT (OpenDocument text): paragraphs, headings, lists, tables, notes, without what fields, sections and the styles of
+// content.xml hide; pages where the program noted its soft page breaks.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <charconv>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "documents/archive.h"
 #include "documents/readers.h"
@@ -18,6 +19,7 @@ namespace lode {
 namespace {
 
 constexpr const char* kBody = "content.xml";
+constexpr std::string_view kItem = "- ";  // the mark of a list's item
 
 class Reader {
  public:
@@ -25,6 +27,7 @@ class Reader {
 
   void take(const XmlEvent& e) {
     if (e.kind == XmlEvent::Kind::begin) note_style(e);
+    if (e.name == "style:style" && (e.kind == XmlEvent::Kind::end || e.empty)) style_.clear();
     const bool skips = e.kind == XmlEvent::Kind::begin && (skip_ > 0 || skipped(e.name) || is_hidden(e));
     if (skips && !e.empty) ++skip_;
     if (skip_ > 0 || skips) {
@@ -32,7 +35,7 @@ class Reader {
       return;
     }
     if (e.kind == XmlEvent::Kind::text) {
-      if (paragraphs_ > 0) put_collapsed(e.text);
+      if (!paragraphs_.empty()) put_collapsed(e.text);
       return;
     }
     if (e.kind == XmlEvent::Kind::begin) enter(e);
@@ -45,42 +48,67 @@ class Reader {
   /// What was deleted, comments, and where the text says nothing.
   static bool skipped(std::string_view name) {
     return name == "text:tracked-changes" || name == "office:annotation" || name == "text:sequence-decls" ||
-           name == "office:automatic-styles" || name == "office:scripts" || name == "text:note-citation" ||
-           name == "text:hidden-text" || name == "text:hidden-paragraph";
+           name == "office:automatic-styles" || name == "office:scripts" || name == "text:note-citation";
   }
 
-  /// Styles of the document's own: those of titles, and those that hide.
+  enum class Head { none, title, heading };
+  /// One that is open; a note's lie in that which refers to it.
+  struct Paragraph {
+    std::size_t begin;  ///< of the text
+    Head head;
+    bool hidden = false;  ///< by a field in it
+  };
+
+  /// Styles of the document's own: those of titles, and those that hide. List styles have text properties, too.
   void note_style(const XmlEvent& e) {
     if (e.name == "style:style") {
       style_ = e.attribute("style:name");
       if (e.attribute("style:parent-style-name") == "Title") titles_.insert(style_);
     }
-    if (e.name == "style:text-properties" && e.attribute("text:display") == "none") hiding_.insert(style_);
+    if (e.name == "style:text-properties" && !style_.empty() && e.attribute("text:display") == "none")
+      hiding_.insert(style_);
   }
 
+  /// What the condition of a field or section came to when the document was saved. Programs leave "false" out.
+  static bool is_off(const XmlEvent& e) { return e.attribute("text:is-hidden") == "true"; }
+
   bool is_hidden(const XmlEvent& e) const {
+    if (e.name == "text:hidden-text") return is_off(e);
+    if (e.name == "text:section") {
+      const std::string display = e.attribute("text:display");
+      return display == "none" || (display == "condition" && is_off(e));
+    }
     const bool styled = e.name == "text:span" || e.name == "text:p" || e.name == "text:h";
     return styled && !hiding_.empty() && hiding_.contains(e.attribute("text:style-name"));
   }
 
-  /// Many documents say their title again in their first heading.
-  void end_head(bool title) {
-    if (!prefix_.empty()) return;
-    const std::string said = out_.text().substr(head_begin_);
-    if (!title && said == title_) out_.cut(head_begin_);
-    title_ = title ? said : std::string();
+  /// Many documents say their title again in the heading right behind it. A paragraph without text leaves nothing to the
+  /// next, except an item its mark.
+  void end_paragraph() {
+    const Paragraph ended = paragraphs_.back();
+    paragraphs_.pop_back();
+    const std::size_t begin = std::min(ended.begin, out_.text().size());
+    if (ended.hidden) out_.cut(begin);
+    if (notes_ > 0) return;
+    if (prefix_ != kItem) prefix_.clear();
+    const std::string said = out_.text().substr(begin);
+    if (said.find_first_not_of(' ') == std::string::npos) return;
+    if (ended.head == Head::heading && said == title_) out_.cut(begin);
+    title_ = ended.head == Head::title ? said : std::string();
   }
 
   void enter(const XmlEvent& e) {
     if (e.name == "text:p" || e.name == "text:h") {
-      ++paragraphs_;
       if (cells_ == 0 && notes_ == 0) out_.break_line(lists_ > 0 ? 1 : 2);
-      if (lists_ > 0 && items_ > 0) prefix_ = "- ", items_ = 0;
+      if (lists_ > 0 && items_ > 0) prefix_ = kItem, items_ = 0;
       if (e.name == "text:h") heading(e.attribute("text:outline-level"));
       const bool title = e.name == "text:p" && titles_.contains(e.attribute("text:style-name"));
       if (title) prefix_ = "# ";
-      if (notes_ == 0) in_title_ = title;
+      paragraphs_.push_back(
+          {out_.text().size(), title ? Head::title : (e.name == "text:h" ? Head::heading : Head::none)});
     }
+    if (e.name == "text:hidden-paragraph" && !paragraphs_.empty() && is_off(e))
+      paragraphs_.back().hidden = true;
     if (e.name == "text:list") ++lists_;
     if (e.name == "text:list-item") items_ = 1;
     if (e.name == "table:table-row") out_.break_line(), cell_of_row_ = 0;
@@ -97,11 +125,11 @@ class Reader {
 
   void leave(std::string_view name) {
     if (name == "text:p" || name == "text:h") {
-      --paragraphs_;
-      if (notes_ == 0 && (in_title_ || name == "text:h")) end_head(std::exchange(in_title_, false));
+      end_paragraph();
       if (cells_ > 0 || notes_ > 0) out_.space();
     }
     if (name == "text:list") --lists_;
+    if (name == "text:list-item") prefix_.clear();
     if (name == "table:table-cell") --cells_;
     if (name == "table:table") out_.break_line(2);
     if (name == "text:note") --notes_, put("]");
@@ -132,22 +160,17 @@ class Reader {
   }
 
   void put(std::string_view text) {
-    if (!prefix_.empty()) {
-      head_begin_ = out_.text().size();
-      out_.put(prefix_);
-    }
-    prefix_.clear();
+    out_.put(std::exchange(prefix_, {}));
     out_.put(text);
   }
 
   TextBuilder& out_;
   std::int32_t page_;
-  int skip_ = 0, paragraphs_ = 0, lists_ = 0, items_ = 0, cells_ = 0, cell_of_row_ = 0, notes_ = 0;
-  bool in_title_ = false;
-  std::string prefix_;  // of the paragraph, until it has text
-  std::size_t head_begin_ = 0;
-  std::string title_;  // of the document, until its first heading
-  std::string style_;  // that is being defined
+  int skip_ = 0, lists_ = 0, items_ = 0, cells_ = 0, cell_of_row_ = 0, notes_ = 0;
+  std::vector<Paragraph> paragraphs_;  // that are open
+  std::string prefix_;                 // of the paragraph, until it has text
+  std::string title_;                  // of the document, until other text follows
+  std::string style_;                  // that is being defined
   std::set<std::string> titles_ = {"Title"}, hiding_;
 };
 

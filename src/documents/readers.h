@@ -4,6 +4,7 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,7 +47,8 @@ std::string name_in_archive(const std::string& from, const std::string& link);
 struct PageNotes {
   std::string page;  ///< the name of the one that is read in its archive; empty: it stands alone
   std::map<std::string, std::string>
-      labels;  ///< "chapter1.xhtml#n3": "3"; a page that stands alone finds its own
+      labels;                      ///< "chapter1.xhtml#n3": "3"; a page that stands alone finds its own
+  std::set<std::string> searched;  ///< the archive's pages in front of this one
 };
 /// Adds those of a page of an archive.
 void find_notes(std::string_view bytes, std::string_view where, PageNotes& notes);

@@ -17,6 +17,7 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/text.h"
+#include "base/unreadable.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -77,11 +78,12 @@ Header read_header(const MappedFile& file) {
   if (header.header_hash != hash_field(hashed_part(header)))
     refuse(file.path(), "its header is damaged: the checksum does not match");
   if (header.order_mark != kOrderMark)
-    refuse(file.path(), "it was written on a machine of another byte order");
+    throw UnreadableError(
+        fmt::format("{}: it was written on a machine of another byte order", file.path().string()));
   if (header.major != kMajor && header.major != kSharing) {
-    refuse(file.path(),
-           fmt::format("expected format version {} or {}, found {}: another release of lodestone wrote it",
-                       kMajor, kSharing, header.major));
+    throw UnreadableError(
+        fmt::format("{}: expected format version {} or {}, found {}: another release of lodestone wrote it",
+                    file.path().string(), kMajor, kSharing, header.major));
   }
   Footer footer;
   std::memcpy(&footer, bytes.data() + bytes.size() - sizeof footer, sizeof footer);

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "base/unreadable.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -186,7 +187,7 @@ std::uint32_t expect_header(Reader& reader, std::span<const std::byte> file, con
   if (version != 0 && (version & 0xffffu) == 0)
     throw InputError(where + ": expected a little-endian GGUF file, found a big-endian one");
   if (version != 2 && version != 3)
-    throw InputError(fmt::format("{}: expected GGUF version 2 or 3, found {}", where, version));
+    throw UnreadableError(fmt::format("{}: expected GGUF version 2 or 3, found {}", where, version));
   return version;
 }
 

@@ -12,6 +12,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/text.h"
+#include "base/unreadable.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
 #include "model/family.h"
@@ -48,8 +49,8 @@ const Family& read_family(const Json& json, std::string_view where) {
   }
   const std::string name = names[0].get<std::string>();
   if (const Family* const family = find_family(name)) return *family;
-  throw InputError(fmt::format("{}: 'architectures': expected one of {}, found '{}'", where,
-                               fmt::join(known, ", "), excerpt(name)));
+  throw UnreadableError(fmt::format("{}: 'architectures': expected one of {}, found '{}'", where,
+                                    fmt::join(known, ", "), excerpt(name)));
 }
 
 RopeScaling::Kind scaling_kind(const std::string& name, std::string_view where) {
@@ -143,11 +144,11 @@ void read_rotary_dim(const Json& json, ModelConfig& c, std::string_view where) {
   const bool of_all = json_member(json, "rope_type") == Json("proportional");  // the scaling says which turn
   if (share == 1.0 || of_all) return;
   if (!family_of(c).partial_rope)
-    throw InputError(
+    throw UnreadableError(
         fmt::format("{}: 'partial_rotary_factor': expected 1 in this architecture, found {}", where, share));
   c.plan.rotary_dim = static_cast<int>(c.head_dim * share + 1e-6);
   if (c.plan.rotary_dim < 2 || c.plan.rotary_dim % 2 != 0)
-    throw InputError(
+    throw UnreadableError(
         fmt::format("{}: 'partial_rotary_factor': expected an even number of at least 2 of {} dimensions to "
                     "turn, found {}",
                     where, c.head_dim, c.plan.rotary_dim));
@@ -388,7 +389,7 @@ ModelConfig config_of(const Json& json, std::string_view where) {
   // Of folders' quantised forms one is read: gpt-oss's experts.
   if (json_has(json, "quantization_config") &&
       json_member(json["quantization_config"], "quant_method") != Json("mxfp4")) {
-    throw InputError(
+    throw UnreadableError(
         fmt::format("{}: 'quantization_config': expected weights of 16 or 32 bits, found quantised ones: "
                     "take a GGUF file "
                     "of the model, or its original",

@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "base/text.h"
+#include "base/unreadable.h"
 #include "lodestone/error.h"
 #include "model/families/plans.h"
 
@@ -62,7 +63,7 @@ void plan_gemma3(const Json& json, ModelConfig& c, std::string_view where) {
   p.embedding_multiplier = std::sqrt(static_cast<double>(c.hidden));
   p.logit_cap = number(json, "final_logit_softcapping", 0.0, where, 1e-6, kHuge);
   if (json_has(json, "attn_logit_softcapping"))
-    throw InputError(
+    throw UnreadableError(
         fmt::format("{}: 'attn_logit_softcapping': expected null, found a number: not supported", where));
   const std::int64_t period = whole(json, "sliding_window_pattern", 6, where, 1, kMaxWindow);
   const auto windowed = windowed_layers(json, c, where, [&](int i) { return (i + 1) % period != 0; });
@@ -85,7 +86,7 @@ void plan_smollm3(const Json& json, ModelConfig& c, std::string_view where) {
   all_biases(json, c, where);
   c.plan.activation = activation_of(json, "hidden_act", "silu", where);
   if (flag(json, "use_sliding_window", false, where))
-    throw InputError(
+    throw UnreadableError(
         fmt::format("{}: 'use_sliding_window': expected false in this architecture, found true", where));
   const std::int64_t period = whole(json, "no_rope_layer_interval", 4, where, 1, kMaxWindow);
   const bool given = json_has(json, "no_rope_layers");

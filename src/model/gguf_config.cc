@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/text.h"
+#include "base/unreadable.h"
 #include "lodestone/error.h"
 #include "model/family.h"
 #include "text/gguf_tokenizer.h"
@@ -64,15 +65,15 @@ const Family& read_family(const GgufMetadata& m, const Keys& k) {
   const std::string_view name = m.text("general.architecture");
   if (const Family* const family = find_gguf_family(name, has_experts(k))) {
     if (has_experts(k) && !family->experts && !family->experts_too)
-      throw InputError(fmt::format("{}: 'expert_count': expected 0 in this architecture, found {}", m.where(),
-                                   k.integer("expert_count")));
+      throw UnreadableError(fmt::format("{}: 'expert_count': expected 0 in this architecture, found {}",
+                                        m.where(), k.integer("expert_count")));
     return *family;
   }
   std::vector<std::string_view> known;
   for (const Family& family : families())
     if (std::find(known.begin(), known.end(), family.gguf) == known.end()) known.push_back(family.gguf);
-  throw InputError(fmt::format("{}: 'general.architecture': expected one of {}, found '{}'", m.where(),
-                               fmt::join(known, ", "), excerpt(name)));
+  throw UnreadableError(fmt::format("{}: 'general.architecture': expected one of {}, found '{}'", m.where(),
+                                    fmt::join(known, ", "), excerpt(name)));
 }
 
 /// Attention over latent rows: the heads of the file are the rows'.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "base/unreadable.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -58,8 +59,8 @@ Json text_part(const Json& config, std::string_view where) {
     std::string names;
     for (const auto& [known, architecture] : kTextModels)
       names += (names.empty() ? "" : ", ") + std::string(known);
-    throw InputError(fmt::format("{}: 'text_config.model_type': expected one of {}, found '{}'", where, names,
-                                 excerpt(type)));
+    throw UnreadableError(fmt::format("{}: 'text_config.model_type': expected one of {}, found '{}'", where,
+                                      names, excerpt(type)));
   }
   if (type == "gemma3_text")
     for (const auto& [key, value] : usual_of_gemma3().items())

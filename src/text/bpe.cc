@@ -8,6 +8,7 @@
 #include <cstdio>
 
 #include "base/text.h"
+#include "base/unreadable.h"
 #include "lodestone/error.h"
 #include "text/byte_level.h"
 #include "text/utf8.h"
@@ -69,7 +70,8 @@ MergeTable::Merge MergeTable::find(TokenId left, TokenId right) const {
 Bpe::Bpe(const Json& model, bool byte_level, const std::string& where)
     : byte_level_(byte_level), where_(where) {
   if (json_has(model, "type") && json_string(model, "type", where) != "BPE") {
-    throw InputError(where + ": expected BPE, found '" + excerpt(json_string(model, "type", where)) + "'");
+    throw UnreadableError(where + ": expected BPE, found '" + excerpt(json_string(model, "type", where)) +
+                          "'");
   }
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     if (json_has(model, key) && !json_string(model, key, where).empty()) {

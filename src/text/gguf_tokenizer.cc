@@ -12,6 +12,7 @@
 
 #include "base/json.h"
 #include "base/text.h"
+#include "base/unreadable.h"
 #include "lodestone/error.h"
 #include "text/bpe.h"
 #include "text/gguf_cutting.h"
@@ -32,8 +33,8 @@ const Cutting& cutting_of(const GgufMetadata& m) {
   const std::string_view name = m.text("tokenizer.ggml.pre");
   const auto known_one = std::ranges::find(cuttings(), name, &Cutting::name);
   if (known_one != cuttings().end()) return *known_one;
-  throw InputError(fmt::format("{}: 'tokenizer.ggml.pre': expected one of {}, found '{}'", m.where(), known,
-                               excerpt(name)));
+  throw UnreadableError(fmt::format("{}: 'tokenizer.ggml.pre': expected one of {}, found '{}'", m.where(),
+                                    known, excerpt(name)));
 }
 
 struct Vocabulary {
@@ -235,8 +236,8 @@ std::string tokenizer_json(const GgufMetadata& m) {
   const std::string_view model = m.text("tokenizer.ggml.model");
   if (model == "gpt2") return byte_level_json(m).dump();
   if (model == "llama" || model == "gemma4") return sentencepiece_json(m, model == "gemma4").dump();
-  throw InputError(fmt::format("{}: 'tokenizer.ggml.model': expected gpt2, llama or gemma4, found '{}'",
-                               m.where(), excerpt(model)));
+  throw UnreadableError(fmt::format("{}: 'tokenizer.ggml.model': expected gpt2, llama or gemma4, found '{}'",
+                                    m.where(), excerpt(model)));
 }
 
 std::vector<TokenId> end_tokens(const GgufMetadata& m) {

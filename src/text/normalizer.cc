@@ -8,6 +8,7 @@
 #include <new>
 
 #include "base/text.h"
+#include "base/unreadable.h"
 #include "lodestone/error.h"
 #include "text/regex.h"
 #include "text/utf8.h"
@@ -153,8 +154,8 @@ void Normalizer::add(const Json& json, const std::string& where) {
     steps_.push_back(std::make_unique<Replace>(literal ? Regex::literal(text, where) : Regex(text, where),
                                                json_string(json, "content", where + ": Replace")));
   } else {
-    throw InputError(where + ": expected Sequence, NFC, NFD, NFKC, NFKD, Prepend or Replace, found '" +
-                     excerpt(type) + "'");
+    throw UnreadableError(where + ": expected Sequence, NFC, NFD, NFKC, NFKD, Prepend or Replace, found '" +
+                          excerpt(type) + "'");
   }
 }
 

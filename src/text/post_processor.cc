@@ -2,6 +2,7 @@
 #include "text/post_processor.h"
 
 #include "base/text.h"
+#include "base/unreadable.h"
 #include "lodestone/error.h"
 #include "text/bpe.h"
 
@@ -64,8 +65,8 @@ std::vector<TokenId> read_prefix(const Json& json, const std::string& where) {
   if (type == "ByteLevel") return {};
   if (type == "TemplateProcessing") return read_template(json, where + ": TemplateProcessing");
   if (type != "Sequence") {
-    throw InputError(where + ": expected Sequence, ByteLevel or TemplateProcessing, found '" + excerpt(type) +
-                     "'");
+    throw UnreadableError(where + ": expected Sequence, ByteLevel or TemplateProcessing, found '" +
+                          excerpt(type) + "'");
   }
   if (!json_has(json, "processors") || !json["processors"].is_array()) {
     throw InputError(where + ": expected a Sequence to have an array 'processors'");

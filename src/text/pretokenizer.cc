@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "base/unreadable.h"
 #include "lodestone/error.h"
 #include "text/regex.h"
 #include "text/utf8.h"
@@ -212,8 +213,8 @@ void PreTokenizer::add(const Json& json, const std::string& where) {
   } else if (type == "Metaspace") {
     steps_.push_back(metaspace(json, where + ": Metaspace"));
   } else {
-    throw InputError(where + ": expected Sequence, Split, ByteLevel, Digits or Metaspace, found '" +
-                     excerpt(type) + "'");
+    throw UnreadableError(where + ": expected Sequence, Split, ByteLevel, Digits or Metaspace, found '" +
+                          excerpt(type) + "'");
   }
 }
 

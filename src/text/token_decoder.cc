@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "base/text.h"
+#include "base/unreadable.h"
 #include "lodestone/error.h"
 #include "text/byte_level.h"
 #include "text/regex.h"
@@ -210,7 +211,7 @@ void TokenDecoder::add(const Json& json, const std::string& where) {
   } else if (type == "Metaspace") {
     steps_.push_back(metaspace(json, where + ": Metaspace"));
   } else {
-    throw InputError(
+    throw UnreadableError(
         where + ": expected Sequence, ByteLevel, Replace, ByteFallback, Fuse, Strip or Metaspace, found '" +
         excerpt(type) + "'");
   }

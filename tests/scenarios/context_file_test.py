@@ -124,6 +124,9 @@ class Misfits(ProgramTest):
     def test_question_in_front_of_the_file(self):
         context = self.index("swapped.lode", "-a", "full")
         self.assert_refused(run("ask", "Who lit it?", context), "expected the .lode file in front of the question", "lodestone ask", "Who lit it?")
+        other = copy(context, "other.lode", context.read_bytes())
+        for words in (("missing.lode", context, "Who lit it?"), ("missing", context, other, "Who lit it?")):
+            self.assertNotIn("lodestone ask", self.assert_refused(run("ask", *words), f"{words[0]}: cannot be opened").err)
 
     def test_a_long_text_has_an_index_that_is_safe(self):
         text = self.folder / "long text.txt"

@@ -309,12 +309,38 @@ class Kinds(ProgramTest):
         self.assertEqual(self.read('<html><head><meta charset="utf-8"></head><body>' + raised), "It burnt[a] and sank[*].\n\n[a] In May.\n\n* In June. \u2191\n\n10^6 on the 19th\n")
         self.assertEqual(self.read(page("<p>It burnt.<sup>1</sup><p><sup>1</sup>In May.")), "It burnt.^1\n\n[1] In May.\n")
 
+    def test_links_that_are_no_notes_in_html(self):
+        def page(body):
+            return f'<html><head><meta charset="utf-8"></head><body>{body}</body></html>'
+
+        note = "It burnt[1] here.\n\n[1] In May.\n"
+        for anchor in ("id", "name"):
+            for number in ('<sup><a href="#{}">1</a></sup>', '<a href="#{}"><sup>1</sup></a>'):
+                self.assertEqual(self.read(page(f'<p>It <a {anchor}="r"></a>burnt{number.format("n")} here.</p><p><a {anchor}="n"></a>{number.format("r")} In May.</p>')), note)
+        self.assertEqual(self.read(page('<p>It burnt<sup><a href="#n">1</a></sup> <a id="n"></a>here<a href="#t"><sup>2</sup></a>.</p><p id="t">In May.</p>')),
+                         "It burnt[1] here[2].\n\n[2] In May.\n")
+        self.assertEqual(self.read(page('<p>On the 19<a href="#x"><sup>th</sup></a> and 3<sup><a href="#x">rd</a></sup></p><h2 id="x">Five</h2>')), "On the 19th and 3rd\n\n## Five\n")
+        back = '<span>\u2191 <sup><a href="#r0">a</a></sup> <sup><a href="#r1">b</a></sup></span>'
+        self.assertEqual(self.read(page(f'<p>A<sup id="r0"><a href="#n">[1]</a></sup>, B.<sup id="r1"><a href="#n"><span>[</span>1<span>]</span></a></sup></p><ol><li id="n">{back} In May.</ol>')),
+                         "A[1], B.[1]\n\n[1] \u2191 a b In May.\n")
+        self.assertEqual(self.read(page(f'<p>A<sup><a href="#n">1</a></sup></p><p id="n">{back} In May.')), "A[1]\n\n[1] \u2191 a b In May.\n")
+        labels = ("12a", "b", "cc", "iv", "*", "\u2020\u2020", "\u00b9", "\u03b1", "\u6ce81", "note 1", "n5")
+        marks = "".join(f'A<sup><a href="#gone{n}">{label}</a></sup> ' for n, label in enumerate(labels))
+        self.assertEqual(self.read(page(f"<p>{marks}</p>")), " ".join(f"A[{label}]" for label in labels) + "\n")
+        words = ("th", "top", "2 of 3", "1st", "\u044b\u0439")
+        marks = "".join(f'A<sup><a href="#gone{n}">{word}</a></sup> ' for n, word in enumerate(words))
+        self.assertEqual(self.read(page(f"<p>{marks}</p>")), " ".join(f"A{word}" for word in words) + "\n")
+        self.assertEqual(self.read(page("<table><tr><td><sup>1</sup>H<td><sup>13</sup>C<tr><td><a href='#n'><sup>2</sup></a>x</table><table><tr><td id=n><sup>2</sup>In May.</table>")),
+                         "1H | 13C\n[2]x\n\n[2] In May.\n")
+
     def test_what_html_hides_is_not_read(self):
         hidden = ("<p hidden>A</p><p style='color: red; DISPLAY : None !important'>B</p><span style='visibility:hidden'>C</span><template><p>D<div>E</div></template>"
                   "<dialog>F</dialog><ol><li hidden>G<li>one</ol><h1 hidden>The lamp</h1>")
         shown = "<p style='display:none;display:block'>It burns.</p><dialog open>It smokes.</dialog>"
         self.assertEqual(self.read(f"<html><head><title>The lamp</title></head><body style='visibility:hidden'>{hidden}{shown}</body></html>"),
                          "# The lamp\n\n1. one\n\nIt burns.\n\nIt smokes.\n")
+        notes = '<p id="n1" hidden>In May.</p><aside epub:type="footnote" style="display:none">In June.</aside><div role="doc-endnotes" hidden>In July.</div><p id="n2" hidden>No.</p>'
+        self.assertEqual(self.read(f'<html><body><p>It burnt<sup><a href="#n1">1</a></sup>.</p>{notes}</body></html>'), "It burnt[1].\n\n[1] In May.\n\nIn June.\n\nIn July.\n")
 
     def test_notes_of_an_epub(self):
         book = documents.epub({"a.xhtml": '<p>It burnt<a epub:type="noteref" href="notes.xhtml#n1">1</a>, it sank<a epub:type="noteref" href="../text/notes.xhtml#n2">2</a>.'
@@ -328,6 +354,10 @@ class Kinds(ProgramTest):
         book = documents.epub({"b.xhtml": "<h1>Two</h1><p>Second &amp; last.</p>", "a.xhtml": "<h1>One</h1><p>First<br/>line.</p><img src='i.png' alt='a lamp'/>"},
                               ["a.xhtml", "b.xhtml"], {"OEBPS/i.png": b"\x89PNG\r\n\x1a\n" + bytes(5000)})
         self.assertEqual(self.read(book), "# One\n\nFirst\nline.\n\n[a lamp]\n\n# Two\n\nSecond & last.\n")
+
+    def test_a_page_of_an_epub_stands_once(self):
+        pages = {"a.xhtml": "<p>One.</p>", "b.xhtml": "<p>Two.</p>"}
+        self.assertEqual(self.read(documents.epub(pages, ["a.xhtml", "b.xhtml", "a.xhtml", 'b.xhtml" linear="no'])), "One.\n\nTwo.\n")
 
     def test_docx(self):
         p = documents.docx_paragraph
@@ -357,7 +387,11 @@ class Kinds(ProgramTest):
         self.assertEqual(self.read(documents.docx(p("The lamp", "Title") + p("One", "Heading1") + p("The lamp", "Heading1"))), "# The lamp\n\n# One\n\n# The lamp\n")
         box = '<w:p><w:r><mc:AlternateContent xmlns:mc="m"><mc:Choice>{0}</mc:Choice><mc:Fallback>{0}</mc:Fallback></mc:AlternateContent></w:r></w:p>'
         self.assertEqual(self.read(documents.docx(box.format(p("The lamp")) + p("It burns."))), "The lamp\n\nIt burns.\n")
+        self.assertEqual(self.read(documents.docx(p("The lamp", "Title") + p("By Nora") + p("The lamp", "Heading1"))), "# The lamp\n\nBy Nora\n\n# The lamp\n")
         head = '<text:h text:outline-level="1">{}</text:h>'
+        title = '<text:p text:style-name="Title">The lamp</text:p>'
+        self.assertEqual(self.read(documents.odt(title + "<text:p/>" + head.format("The lamp") + "<text:p>It burns.</text:p>")), "# The lamp\n\nIt burns.\n")
+        self.assertEqual(self.read(documents.odt(title + "<text:p>By Nora</text:p>" + head.format("The lamp"))), "# The lamp\n\nBy Nora\n\n# The lamp\n")
         self.assertEqual(self.read(documents.odt('<text:p text:style-name="Title">The <text:span>lamp</text:span></text:p>' + head.format("The lamp") + "<text:p>It burns.</text:p>")),
                          "# The lamp\n\nIt burns.\n")
         self.assertEqual(self.read(documents.odt('<text:p text:style-name="Title">The lamp</text:p>' + head.format("Light"))), "# The lamp\n\n# Light\n")
@@ -374,7 +408,25 @@ class Kinds(ProgramTest):
         styles = (f'<office:automatic-styles {space}><style:style style:name="T1"><style:text-properties text:display="none"/></style:style>'
                   '<style:style style:name="T2"><style:text-properties/></style:style></office:automatic-styles>')
         self.assertEqual(self.read(documents.odt(styles + '<text:p>a<text:span text:style-name="T1">b<text:s/></text:span><text:span text:style-name="T2">c</text:span>'
-                                                 "<text:hidden-text>d</text:hidden-text></text:p>")), "ac\n")
+                                                 '<text:hidden-text text:is-hidden="true">d</text:hidden-text></text:p>')), "ac\n")
+        for off in ("", ' text:is-hidden="false"'):
+            self.assertEqual(self.read(documents.odt(f"<text:p>a<text:hidden-text{off}>b</text:hidden-text> c<text:hidden-paragraph{off}/></text:p>")), "ab c\n")
+        gone = '<text:p>gone<text:hidden-paragraph text:is-hidden="true"/> too</text:p>'
+        sections = "".join(f"<text:section {how}><text:p>{text}</text:p></text:section>" for text, how in (
+            ("b", 'text:display="none"'), ("c", 'text:display="condition" text:is-hidden="true"'), ("d", 'text:display="condition"')))
+        self.assertEqual(self.read(documents.odt(f"<text:p>a</text:p>{gone}{sections}<text:p>e</text:p>")), "a\n\nd\n\ne\n")
+        hides = '<style:text-properties text:display="none"/>'
+        others = (f'<office:automatic-styles {space}><style:style style:name="P1"><style:text-properties/></style:style>'
+                  f"<text:list-style><text:list-level-style-number>{hides}</text:list-level-style-number></text:list-style>"
+                  f'<style:style style:name="P2"/><style:default-style>{hides}</style:default-style></office:automatic-styles>')
+        self.assertEqual(self.read(documents.odt(others + '<text:p text:style-name="P1">a</text:p><text:p text:style-name="P2">b</text:p><text:p>c</text:p>')), "a\n\nb\n\nc\n")
+
+    def test_a_heading_without_text_makes_none_of_the_next_paragraph(self):
+        p = documents.docx_paragraph
+        self.assertEqual(self.read(documents.docx(p("a") + p("secret", "Heading1", "<w:rPr><w:vanish/></w:rPr>") + p("It burns."))), "a\n\nIt burns.\n")
+        self.assertEqual(self.read(documents.docx(p("a"), footnotes=f'<w:footnote w:id="2">{p("")}{p("A note.")}</w:footnote>')), "a\n\n[1] A note.\n")
+        self.assertEqual(self.read(documents.odt('<text:h text:outline-level="1"/><text:p>It burns.</text:p><text:list><text:list-item><text:p/><text:p>a</text:p>'
+                                                 "</text:list-item><text:list-item><text:p/></text:list-item></text:list><text:p>b</text:p>")), "It burns.\n- a\n\nb\n")
 
     def test_a_folder(self):
         folder = self.folder / "papers"

@@ -87,6 +87,12 @@ def book_of(*names: str) -> str:
     return f"<package><manifest>{items}</manifest><spine>{order}</spine></package>"
 
 
+def one_chapter_for_all(times: int = 3000) -> bytes:
+    """A book that names the same chapter of 100,000 elements again and again: 300 million elements from 3 kB."""
+    order = book_of("a.xhtml").replace("</spine>", '<itemref idref="ia.xhtml"/>' * times + "</spine>")
+    return epub_of(BOOK_HERE, **{"book.opf": order, "a.xhtml": "<html><body>" + "<i></i>" * 100_000 + "<p>Own text.</p></body></html>"})
+
+
 def swelling_epub() -> bytes:
     """Chapters of 20 MiB behind a book that lists them."""
     names = [f"{n}.xhtml" for n in range(60)]
@@ -244,6 +250,7 @@ def strange_names(folder: pathlib.Path) -> pathlib.Path:
 CASES = (
     Case("DOCX: a paragraph of 60 MiB of blanks", made(lambda: documents.docx("<w:p>" + " " * (60 * MB))), ("XML",)),
     Case("EPUB: 60 chapters of 20 MiB of zeros", made(swelling_epub), ("unpacked",), megabytes=2600),
+    Case("EPUB: the same chapter 3,000 times", made(one_chapter_for_all), read=True),
     Case("an archive of archives (42.zip): 250 TiB unpacked", made(archive_of_archives), ("ZIP archive",)),
     Case("an archive of 100,050 entries", made(lambda: archive_of_the_same(map(str, range(100_050)), 0)), ("entries",)),
     Case("ODT: a billion laughs (XML entities)", file_of(odt_of(LAUGHS + "<x>&j;</x>")), ("XML",)),

@@ -130,7 +130,26 @@ class ModelFolder(ProgramTest):
     def test_other_architectures(self):
         for name in ("GPT2LMHeadModel", "FalconForCausalLM", "BertModel"):
             self.change_config(architectures=[name])
-            self.assert_model_refused("config.json", name)
+            self.assert_model_refused("config.json", name, code=BAD_INPUT)
+            told = run("verify", self.copy, "--json")
+            self.assertEqual((told.code, told.json()["intact"]), (BAD_INPUT, None), "it may be sound")
+
+    @unittest.skipIf(os.geteuid() == 0, "root may read any file")
+    def test_what_may_not_be_opened_may_be_intact(self):
+        for name in ("model.safetensors", "config.json"):
+            self.path(name).chmod(0)
+            for path in (self.copy, self.path(name)):
+                told = run("verify", path, "--json")
+                self.assertEqual((told.code, told.json()["intact"]), (BAD_INPUT, None))
+            self.path(name).chmod(0o600)
+
+    def test_a_name_is_no_file(self):
+        for kind in ("lode", "gguf", "safetensors"):
+            missing, pipe = (self.path(f"{name}.{kind}") for name in ("missing", "pipe"))
+            os.mkfifo(pipe)
+            for path in (missing, pipe):
+                self.assert_refused(run("verify", path), path.name)
+            self.assertIsNone(run("verify", pipe, "--json").json()["intact"])
 
     def test_config_that_does_not_fit(self):
         for field, values in {"num_attention_heads": (0, -1, 3, "4", 2**31), "num_key_value_heads": (0, 3, 1.5),
@@ -158,7 +177,7 @@ class ModelFolder(ProgramTest):
                             "pre_tokenizer": {"type": "Sparkle"}, "post_processor": {"type": "Sparkle"}}.items():
             with self.subTest(part=part):
                 self.path("tokenizer.json").write_text(json.dumps({**good, part: value}), encoding="utf-8")
-                self.assert_model_refused("tokenizer.json", value["type"])
+                self.assert_model_refused("tokenizer.json", value["type"], code=BAD_INPUT)
 
 
 if __name__ == "__main__":

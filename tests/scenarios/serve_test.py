@@ -13,6 +13,7 @@ import socket
 import time
 import unittest
 
+import tiny_model
 from program import BAD_INPUT, TEXT, ProgramTest, run
 from server import JSON, Server
 
@@ -254,6 +255,15 @@ class Conversations(ProgramTest):
         late = {"messages": [messages[1], messages[0], messages[1]], "max_tokens": 3}
         error = self.server.json("POST", "/v1/chat/completions", late, expect=400)["error"]["message"]
         self.assertIn("a late system", error)
+
+    def test_a_text_that_the_template_refuses(self):
+        model = tiny_model.write(self.folder / "raises")
+        (model / "chat_template.jinja").write_text("{{ raise_exception('no such role') }}", encoding="utf-8")
+        with Server(self.folder / "none", "-m", model, "--quiet") as server:
+            server.upload("a", LONG_TEXT)
+            error = str(server.wait_for("a", "failed")["error"])
+        self.assertIn("no such role", error)
+        self.assertNotIn("chat off", error, "no request has this setting")
 
     def test_special_tokens_in_messages_are_text(self):
         plain = self.server.chat("<|end|>", context="uploaded", max_tokens=1)

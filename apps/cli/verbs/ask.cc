@@ -301,11 +301,14 @@ void expect_questions(const std::vector<std::string>& words) {
   }
 }
 
-/// A question in front of its file.
+/// A question in front of its file. A first word that means a file is opened, and refused as what it is.
 void expect_context_first(const std::string& first, const std::vector<std::string>& words) {
   std::error_code none;
   const auto file = std::find_if(words.begin(), words.end(), is_context);
+  const bool means_a_file =
+      first.ends_with(".lode") || std::count_if(words.begin(), words.end(), is_context) > 1;
   if (file == words.end() || std::filesystem::exists(first, none)) return;
+  if (means_a_file) MappedFile{first};  // says why it cannot be opened
   throw InputError(fmt::format(
       "ask: expected the .lode file in front of the question, found '{}' in front of '{}': lodestone "
       "ask {} {}",

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "base/file.h"
+#include "base/unreadable.h"
 #include "cli.h"
 #include "engine/context_file.h"
 #include "io/container.h"
@@ -94,29 +95,38 @@ Checked verify(const VerifyFlags& flags) {
                       meta.tokens, files)};
 }
 
-/// Whether there is something that `verify` takes, damaged or not: else the command was at fault.
+/// Whether there is something that `verify` takes, damaged or not: else the command was at fault. A name alone is none.
 bool is_known(const std::string& path) {
   namespace fs = std::filesystem;
-  for (const char* extension : {".lode", ".gguf", ".safetensors"})
-    if (fs::path(path).extension() == extension && fs::exists(path)) return true;
   try {
     if (fs::is_directory(path))
       return fs::symlink_status(fs::path(path) / "config.json").type() != fs::file_type::not_found;
+    if (!fs::is_regular_file(path)) return false;
+    for (const char* extension : {".lode", ".gguf", ".safetensors"})
+      if (fs::path(path).extension() == extension) return true;
     return is_model(path) || is_artefact(path) || is_plan(path) || is_container(MappedFile(path).bytes());
   } catch (const std::exception&) {
     return false;
   }
 }
 
-/// Damage is no bad usage: it has another exit code. A script that reads the object learns what is wrong from it, too;
-/// people have the sentence on stderr.
+/// Damage is no bad usage: it has another exit code. A script that reads the object learns what is wrong from it, too,
+/// with null where nobody can say whether the file is intact; people have the sentence on stderr.
 Checked verify_and_report(const VerifyFlags& flags) {
+  const auto report = [&](const Json& intact, const InputError& error) {
+    std::error_code none;
+    if (flags.common.json && std::filesystem::exists(flags.path, none))
+      print_json({{"file", flags.path}, {"intact", intact}, {"wrong", error.what()}});
+  };
   try {
     return verify(flags);
+  } catch (const UnreadableError& error) {
+    report({}, error);
+    throw;
   } catch (const InputError& error) {
-    if (flags.common.json && std::filesystem::exists(flags.path))
-      print_json({{"file", flags.path}, {"intact", false}, {"wrong", error.what()}});
-    if (is_known(flags.path)) throw RunError(error.what());
+    const bool known = is_known(flags.path);
+    report(known ? Json(false) : Json(), error);
+    if (known) throw RunError(error.what());
     throw;
   }
 }
@@ -128,7 +138,7 @@ void add_verify(CLI::App& app) {
   CLI::App* verb = app.add_subcommand(
       "verify",
       "Check a context file, a model, an artefact or a plan for damage; exit code 1 where there is "
-      "some, 2 where the file is none of these");
+      "some, 2 where the file is none of these or cannot be read");
   add_common_flags(*verb, flags->common);
   verb->add_option("file", flags->path,
                    "a .lode file, a model folder or .gguf file, a .safetensors file or a plan")

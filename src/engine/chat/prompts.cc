@@ -50,6 +50,7 @@ IndexedText indexed_text(const Model& model, const ChatOptions& options, const s
       indexed.remarks.push_back(names.think + ": " + left);
     return indexed;
   } catch (const InputError& error) {
+    if (names.off.empty()) throw;
     throw InputError(fmt::format("{}; {} indexes the text outside of it", error.what(), names.off));
   }
 }

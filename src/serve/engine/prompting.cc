@@ -88,7 +88,7 @@ Prompt Prompting::behind(const Document& document, const std::vector<Turn>& turn
 }
 
 IndexedText Prompting::document(const std::string& text) const {
-  return indexed_text(*model_, {}, text);
+  return indexed_text(*model_, {.names = {.off = ""}}, text);  // no request turns the template off
 }
 
 std::shared_ptr<TokenFilter> Prompting::filter(const std::string& schema) {
