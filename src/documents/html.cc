@@ -46,7 +46,9 @@ constexpr Element kElements[] = {
     {"div", 1, ""},        {"li", 1, "- "},      {"dt", 1, ""},        {"dd", 1, "  "},
     {"tr", 1, ""},         {"br", 1, ""},        {"hr", 2, ""},        {"caption", 1, ""},
     {"figcaption", 1, ""}, {"form", 1, ""},      {"option", 1, ""},    {"address", 1, ""},
-    {"body", 1, ""},       {"title", 2, "# "},
+    {"body", 1, ""},       {"title", 2, "# "},   {"details", 2, ""},   {"summary", 1, ""},
+    {"fieldset", 2, ""},   {"legend", 1, ""},    {"video", -1, ""},    {"audio", -1, ""},
+    {"canvas", -1, ""},
 };
 
 Element element_of(const xmlNode* node) {

@@ -342,6 +342,11 @@ class Kinds(ProgramTest):
         notes = '<p id="n1" hidden>In May.</p><aside epub:type="footnote" style="display:none">In June.</aside><div role="doc-endnotes" hidden>In July.</div><p id="n2" hidden>No.</p>'
         self.assertEqual(self.read(f'<html><body><p>It burnt<sup><a href="#n1">1</a></sup>.</p>{notes}</body></html>'), "It burnt[1].\n\n[1] In May.\n\nIn June.\n\nIn July.\n")
 
+    def test_what_folds_away_in_html_stands_in_lines_of_its_own(self):
+        page = ("<body><details><summary>What is the price?</summary>It costs 40 pounds.</details><fieldset><legend>Address</legend>Harbour Street</fieldset>"
+                "<video>No video here.</video></body>")
+        self.assertEqual(self.read(f"<html>{page}</html>"), "What is the price?\nIt costs 40 pounds.\n\nAddress\nHarbour Street\n")
+
     def test_notes_of_an_epub(self):
         book = documents.epub({"a.xhtml": '<p>It burnt<a epub:type="noteref" href="notes.xhtml#n1">1</a>, it sank<a epub:type="noteref" href="../text/notes.xhtml#n2">2</a>.'
                                           '</p><aside epub:type="footnote" id="n1"><p>No note of these.</p></aside>',
