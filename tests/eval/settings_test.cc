@@ -19,7 +19,9 @@ namespace fs = std::filesystem;
 class FilesHash : public testing::Test {
  protected:
   ~FilesHash() override { fs::remove(artefact_); }
-  static std::string of(const std::string& spec) { return files_hash(parse_spec(spec), *tiny_model()); }
+  static std::string of(const std::string& spec) {
+    return files_hash(parse_spec(spec), tiny_model()->path());
+  }
   static void write(const fs::path& path, const std::string& text) { std::ofstream(path) << text; }
 
   const test::TestFolder folder_;
