@@ -447,7 +447,13 @@ class Attached:
             warnings.warn("lodestone: RoPE turns only a part of each head here, so methods take keys as they are stored", stacklevel=3)
         AttentionInterface.register(_NAME, _attention)
         AttentionMaskInterface.register(_NAME, sdpa_mask)
+        before = config._attn_implementation
+        self._before = "sdpa" if before == _NAME else before
         model.set_attn_implementation(_NAME)
+
+    def detach(self) -> None:
+        """Gives the model the attention back that it had; its documents cannot be asked then until it is attached again."""
+        self.model.set_attn_implementation(self._before)
 
     @functools.cached_property
     def fingerprint(self) -> str:

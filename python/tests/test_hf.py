@@ -111,6 +111,18 @@ def test_saved_and_loaded(family, tmp_path):
     assert torch.equal(attached.load(tmp_path / "d.safetensors").ask(question, max_new_tokens=6), document.ask(question, max_new_tokens=6))
 
 
+def test_a_model_gets_its_attention_back():
+    model = tiny("llama")
+    before, ids = model.config._attn_implementation, torch.randint(2, 200, (1, 60))
+    want = model(input_ids=ids).logits
+    attached = hf.attach(model, "topk:k=20,window=16")
+    document = hf.attach(model, "full").read(ids)  # a second one knows no other way back than the first
+    attached.detach()
+    assert model.config._attn_implementation == before and torch.equal(model(input_ids=ids).logits, want)
+    with pytest.raises(lodestone.InputError, match="call attach"):
+        document.ask(torch.randint(2, 200, (1, 5)))
+
+
 def test_a_damaged_document_is_refused(tmp_path):
     attached = hf.attach(tiny("llama"), "full")
     attached.read(torch.randint(2, 200, (1, 200))).save(tmp_path / "d.safetensors")

@@ -11,6 +11,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "base/cancel.h"
@@ -153,16 +154,20 @@ PrefillLog::~PrefillLog() {
   if (fd_ >= 0) ::close(fd_);
 }
 
-/// Where another process writes it, this one does without.
-bool PrefillLog::open() {
-  if (fd_ >= 0) return true;
+void PrefillLog::open() {
+  if (fd_ >= 0) return;
   fd_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600);
   struct stat info = {};
   if (fd_ < 0) throw RunError(fmt::format("{}: cannot be opened: {}", path_.string(), std::strerror(errno)));
   if (::fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode))
     throw InputError(
         fmt::format("{}: expected a file or nothing there, found a device, pipe or socket", path_.string()));
-  return usable_ = ::flock(fd_, LOCK_EX | LOCK_NB) == 0;
+  if (::flock(fd_, LOCK_EX | LOCK_NB) == 0) return;
+  ::close(std::exchange(fd_, -1));
+  throw InputError(fmt::format(
+      "{}: expected a reading of this process alone, found another process that makes the same file: wait "
+      "for it, or name another file",
+      path_.string()));
 }
 
 /// One block behind the context's tokens, if there is a whole one that goes on as `tokens` does.
@@ -226,7 +231,8 @@ std::int64_t PrefillLog::restore(Context& context, std::span<const TokenId> toke
   LODE_ASSERT(c.tokens() == tokens_);
   const std::int64_t before = tokens_;
   struct stat info = {};
-  if (!usable_ || ::lstat(path_.c_str(), &info) != 0 || !open()) return 0;
+  if (!usable_ || ::lstat(path_.c_str(), &info) != 0) return 0;
+  open();
   std::string header(static_cast<std::size_t>(kHeader), '\0');
   const bool known = read_all(fd_, std::as_writable_bytes(std::span(header)), 0) &&
                      header.starts_with(std::string(kMagic) + identity_);
@@ -254,7 +260,7 @@ std::int64_t PrefillLog::room(const Context& context, std::int64_t tokens) const
 void PrefillLog::save(const Context& context) {
   Context::Impl& c = context.impl();
   if (!usable_ || c.tokens() <= tokens_) return;
-  if (!open()) return;
+  open();
   c.host_kv();
   if (end_ == 0) {
     if (::ftruncate(fd_, 0) != 0) cannot_be_written(path_);

@@ -52,7 +52,7 @@ class PrefillLog {
   void remove();
 
  private:
-  bool open();
+  void open();  ///< InputError where another process has it
   bool restore_block(Context::Impl& c, std::span<const TokenId> tokens);
   bool has_whole_block() const;
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whatever ends the work early, a path holds the old complete file or the new complete one, and nothing useless is left beside it."""
 
+import fcntl
 import json
 import os
 import pathlib
@@ -143,6 +144,16 @@ class Interruption(ProgramTest):
             if code == BAD_INPUT:
                 self.assertIn("another process", err)
         self.assert_done(run("verify", self.output))
+        self.assertEqual(self.names(), ["text.lode"])
+
+    def test_a_reading_of_another_process_is_not_joined(self):
+        """What it has read so far is its own: a second reading of hours would end in a file that is there already."""
+        log = self.output.with_name(f".{self.output.name}.partial")
+        with log.open("wb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self.assert_refused(run(*self.index_arguments(self.text)), "another process that makes the same file")
+            self.assertTrue(log.exists())
+        self.assert_done(run(*self.index_arguments(self.text)))
         self.assertEqual(self.names(), ["text.lode"])
 
     def test_replaced_while_in_use(self):
