@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Row", "evaluate", "samples", "table"]
 
-_MARGIN = 8  # tokens of an answer beyond the expected one: enough to see that the model goes on
-
 
 class Row(NamedTuple):
     """One spec on one task and length."""
@@ -139,6 +137,10 @@ def _questions(method: _Method, of: list[_Sample], note: Callable[[str], None]) 
     """The questions about one context, with its tokens as far as all of them begin alike: a tokenizer may join context and question, so
     each is encoded with it. Questions that have no token in common are contexts of their own."""
     most = getattr(method.attached.model.config.get_text_config(decoder=True), "max_position_embeddings", None) or sys.maxsize
+
+    def tokens_of(text: str) -> int:
+        return len(method.tokenizer(text, add_special_tokens=False).input_ids)
+
     encoded = []
     for sample in of:
         ids = method.encode(sample.context + sample.question)
@@ -147,7 +149,7 @@ def _questions(method: _Method, of: list[_Sample], note: Callable[[str], None]) 
         elif len(ids) >= most:
             note(f"left out: {sample.id}, {len(ids)} tokens, which the model's {most} leave no room to answer")
         else:
-            encoded.append((sample, ids, min(_most_new(method, sample), most - len(ids))))
+            encoded.append((sample, ids, min(sample.most_new(tokens_of), most - len(ids))))
     shared = min([len(ids) - 1 for _, ids, _ in encoded], default=0)
     first = method.encode(of[0].context)
     for _, ids, _ in encoded:
@@ -160,14 +162,6 @@ def _questions(method: _Method, of: list[_Sample], note: Callable[[str], None]) 
         yield split(shared, encoded)
     else:
         yield from (split(1, [part]) for part in encoded)
-
-
-def _most_new(method: _Method, sample: _Sample) -> int:
-    """Tokens that an answer may take."""
-    if sample.max_new > 0:
-        return sample.max_new
-    lengths = [len(method.tokenizer(" " + answer, add_special_tokens=False).input_ids) for answer in sample.answers]
-    return _MARGIN + (sum(n + 2 for n in lengths) if sample.wants_all else max(lengths))
 
 
 def _by_context(samples: _Many[_Sample]) -> list[list[_Sample]]:

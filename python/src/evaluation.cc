@@ -14,6 +14,7 @@
 #include <tuple>
 #include <vector>
 
+#include "lab/eval/fit_samples.h"
 #include "lab/eval/records.h"
 #include "lab/eval/scoring.h"
 #include "lab/eval/settings.h"
@@ -27,13 +28,18 @@ namespace lode::python {
 
 namespace {
 
+/// How many tokens a text has, as Python tells it.
+using PyTokenCount = std::function<std::int64_t(std::string)>;
+
+TokenCount count_by(const PyTokenCount& tokens_of) {
+  return [&](std::string_view text) { return tokens_of(std::string(text)); };
+}
+
 std::vector<Sample> read(const std::string& path, const std::string& format, std::int64_t limit,
-                         const std::string& prompts,
-                         const std::optional<std::function<std::int64_t(std::string)>>& tokens_of) {
+                         const std::string& prompts, const std::optional<PyTokenCount>& tokens_of) {
   if (limit < 0) throw InputError("samples: expected a limit of 0 or more, found " + std::to_string(limit));
-  TokenCount count;
-  if (tokens_of) count = [&](std::string_view text) { return (*tokens_of)(std::string(text)); };
-  return read_dataset(path, parse_dataset_format(format), limit, prompts, count);
+  return read_dataset(path, parse_dataset_format(format), limit, prompts,
+                      tokens_of ? count_by(*tokens_of) : TokenCount());
 }
 
 std::tuple<double, std::optional<double>, std::optional<double>> interval_of(
@@ -93,14 +99,13 @@ void bind_evaluation(nb::module_& m) {
           [](const Sample& sample) { return reinterpret_cast<std::uintptr_t>(sample.context.get()); },
           "Equal for samples that share a context.")
       .def_ro("question", &Sample::question)
-      .def_ro("answers", &Sample::answers)
-      .def_prop_ro(
-          "wants_all",
-          [](const Sample& sample) {
-            return sample.match == Match::contains || sample.match == Match::substring;
+      .def_ro("max_new", &Sample::max_new, "Tokens to generate; 0 = as many as the answers need.")
+      .def(
+          "most_new",
+          [](const Sample& sample, const PyTokenCount& tokens_of) {
+            return most_new_tokens(count_by(tokens_of), sample);
           },
-          "Whether all of the answers are looked for, not one of them.")
-      .def_ro("max_new", &Sample::max_new, "Tokens to generate; 0 = as many as the answers need.");
+          nb::arg("tokens_of"), "Tokens that the answer may take.");
   m.def("_read_samples", &read, nb::arg("path"), nb::arg("format"), nb::arg("limit"), nb::arg("prompts"),
         nb::arg("tokens_of").none());
   m.def("_interval", &interval_of, nb::arg("values"), nb::arg("documents"));

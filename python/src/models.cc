@@ -46,10 +46,6 @@ void bind_estimate(nb::module_& m) {
       .def_ro("methods", &Estimate::methods, "Of each method; `full` first.");
 }
 
-}  // namespace
-
-namespace {
-
 Device device_of(const std::string& name) {
   if (name == "cpu") return Device::cpu;
   if (name != "cuda") throw InputError("Model: expected device 'cpu' or 'cuda', found '" + name + "'");

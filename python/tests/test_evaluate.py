@@ -13,14 +13,13 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-import tokenizers  # noqa: E402
+from word_model import WORDS, word_model, word_tokenizer  # noqa: E402
 
 import lodestone  # noqa: E402
 from lodestone import evaluate  # noqa: E402
 
 PROGRAM = pathlib.Path(os.environ.get("LODESTONE_PROGRAM", pathlib.Path(lodestone._core.__file__).parents[2] / "lodestone"))
 POCKET = pathlib.Path(__file__).resolve().parents[2] / "models" / "pocket"
-WORDS = [f"w{i}" for i in range(150)]
 
 
 def written(path, samples):
@@ -44,14 +43,7 @@ def made_up(path, tokens=120):
 @pytest.fixture(scope="module")
 def tiny():
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=160, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=256, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(["<pad>", "<s>", "</s>", "<unk>", "question", *WORDS])}, unk_token="<unk>"))
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>")
-    return transformers.AutoModelForCausalLM.from_config(config).eval(), tokenizer
+    return word_model(256), word_tokenizer()
 
 
 def test_rows_of_every_task_and_spec(tiny, tmp_path):

@@ -8,12 +8,12 @@ import pytest
 pytest.importorskip("lm_eval")
 pytest.importorskip("accelerate")  # which the harness's own models need
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 
 import lm_eval  # noqa: E402
-import tokenizers  # noqa: E402
 from lm_eval.models.huggingface import HFLM  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
+from word_model import WORDS, word_model, word_tokenizer  # noqa: E402
 
 import lodestone  # noqa: E402
 from lodestone.lm_eval import LodestoneLM  # noqa: E402
@@ -29,7 +29,6 @@ doc_to_choice: "{{choices}}"
 doc_to_target: "{{label}}"
 metric_list: [{metric: acc}]
 """
-WORDS = [f"w{i}" for i in range(150)]
 
 
 @pytest.fixture(scope="module")
@@ -46,17 +45,7 @@ def task_folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def parts():
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=160, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=4096, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-    )
-    vocab = {word: i for i, word in enumerate(["<pad>", "<s>", "</s>", "<unk>", "question", *WORDS])}
-    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocab, unk_token="<unk>"))
-    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=inner, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
-    return lambda: transformers.AutoModelForCausalLM.from_config(config).eval(), tokenizer
+    return lambda: word_model(4096), word_tokenizer()
 
 
 def likelihoods(model, folder):

@@ -92,16 +92,23 @@ class Document {
 
 }  // namespace
 
-std::int64_t most_new_tokens(const Tokenizer& tokenizer, const Sample& sample) {
+std::int64_t most_new_tokens(const TokenCount& tokens_of, const Sample& sample) {
   if (sample.max_new > 0) return sample.max_new;
   std::int64_t longest = 0, sum = 0;
   for (const std::string& answer : sample.answers) {
-    const auto n = std::ssize(tokenizer.encode(" " + answer, Tokenizer::Bos::none));
+    const std::int64_t n = tokens_of(" " + answer);
     longest = std::max(longest, n);
     sum += n + 2;  // two for what parts it from the next
   }
   const bool all = sample.match == Match::contains || sample.match == Match::substring;
   return kAnswerMargin + (all ? sum : longest);
+}
+
+std::int64_t most_new_tokens(const Tokenizer& tokenizer, const Sample& sample) {
+  const auto tokens_of = [&](std::string_view text) {
+    return static_cast<std::int64_t>(std::ssize(tokenizer.encode(text, Tokenizer::Bos::none)));
+  };
+  return most_new_tokens(tokens_of, sample);
 }
 
 std::int64_t most_tokens(const Model& model, const ContextOptions& options) {

@@ -8,12 +8,14 @@
 #include <string_view>
 #include <vector>
 
+#include "lab/tasks/datasets.h"
 #include "lab/tasks/sample_file.h"
 #include "lodestone/engine.h"
 
 namespace lode {
 
-/// Tokens that a sample's answer may take.
+/// Tokens that a sample's answer may take, where `tokens_of` counts those of a text.
+std::int64_t most_new_tokens(const TokenCount& tokens_of, const Sample& sample);
 std::int64_t most_new_tokens(const Tokenizer& tokenizer, const Sample& sample);
 
 /// Tokens that a prompt and its answer may have: the model's context, stretched by the RoPE factor, or `max_tokens`
