@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""usage: bench_attach.py [--tokens N] [--attention SPEC ...] [--steps N] [--layers N] [--kernels]
+"""usage: bench_attach.py [--tokens N] [--attention SPEC ...] [--rounds N] [--steps N] [--layers N] [--kernels]
 
 Decode of a random transformers model of Qwen3-1.7B's shape (bf16) on a GPU, behind a document of N tokens (131,072), one token a
-step: under SDPA, and as `lodestone.hf.attach` computes it under each spec. Both take the same cache, which appends in place; of each,
-milliseconds a step by the clock, and the GPU's milliseconds by PyTorch's profiler, all of them and those of attention. Needs torch
-with CUDA, transformers, and `lodestone` built with CUDA in PYTHONPATH."""
+step: under SDPA, and as `lodestone.hf.attach` computes it under each spec. They take turns, and none copies its cache. Of each the
+median milliseconds of a step by the clock, the GPU's milliseconds by PyTorch's profiler, all of them and those of attention, and how
+much of the GPU's memory the document takes with its index. Needs torch with CUDA, transformers, and `lodestone` built with CUDA in
+PYTHONPATH."""
 
 import argparse
+import statistics
 import time
 
 import torch
@@ -23,6 +25,7 @@ SHAPE = dict(
 
 
 PROFILED = 5  # steps
+CHOICE, FLASH = "SDPA, PyTorch's choice", "SDPA, flash"
 
 
 def marked(attention):
@@ -67,36 +70,48 @@ def print_kernels(work, steps, layers):
 class Steps:
     """Decoding steps of one token behind a document."""
 
-    def __init__(self, model, document):
-        self.model, self.document = model, document
+    def __init__(self, name, document):
+        self.name, self.document, self.times = name, document, []
         self.token = torch.zeros(1, 1, dtype=torch.int64, device="cuda")
 
     def run(self, count):
+        torch.backends.cuda.enable_cudnn_sdp(self.name != FLASH)
         cache = {self.document.attached.cache_argument: self.document.cache}
+        attached = self.document.attached
         with torch.no_grad():
             for _ in range(count):
-                self.model(input_ids=self.token, use_cache=True, **cache)
+                attached.model(input_ids=self.token, use_cache=True, **cache)
         torch.cuda.synchronize()
 
-    def measure(self, count):
-        """Milliseconds of a step by the clock, and what the GPU did in PROFILED steps, all of it and in attention."""
-        self.run(5)
-        times = []
-        for _ in range(count):
+    def take_turn(self, steps):
+        """Their milliseconds by the clock, behind a few that are not counted."""
+        self.run(2)
+        for _ in range(steps):
             start = time.perf_counter()
             self.run(1)
-            times.append((time.perf_counter() - start) * 1e3)
+            self.times.append((time.perf_counter() - start) * 1e3)
+        self.document.roll_back()
+
+    def profiled(self):
+        """What the GPU did in PROFILED steps, all of it and in attention."""
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
             self.run(PROFILED)
         self.document.roll_back()
-        return sorted(times)[count // 2], *gpu_work(seen.events())
+        return gpu_work(seen.events())
+
+
+def free_gib():
+    """Of the GPU's memory, in GiB, without what PyTorch keeps for later."""
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0] / 2**30
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--tokens", type=int, default=1 << 17)
     parser.add_argument("--attention", nargs="+", default=["kmeans"])
-    parser.add_argument("--steps", type=int, default=21)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=9, help="of each round")
     parser.add_argument("--layers", type=int, default=SHAPE["num_hidden_layers"])
     parser.add_argument("--kernels", action="store_true", help="also attention's kernels")
     options = parser.parse_args()
@@ -107,21 +122,24 @@ def main():
     ids = torch.randint(0, SHAPE["vocab_size"], (1, options.tokens))
     hf._attention = marked(hf._attention)
     print(f"{torch.cuda.get_device_name()}, {options.tokens} tokens; ms a step", flush=True)
-    print(f"{'attention':28} {'clock':>8} {'GPU':>8} {'GPU in attention':>18} {'read in s':>10}", flush=True)
+    rows = []
     for spec in ["full", *options.attention]:
-        start = time.perf_counter()
+        free, start = free_gib(), time.perf_counter()
         document = hf.attach(model, spec).read(ids)
         torch.cuda.synchronize()
         seconds = time.perf_counter() - start
-        for name in ("SDPA, PyTorch's choice", "SDPA, flash") if spec == "full" else (spec,):
-            torch.backends.cuda.enable_cudnn_sdp(name != "SDPA, flash")
-            clock, all_work, attention = Steps(model, document).measure(options.steps)
-            gpu, own = (busy_milliseconds(work) / PROFILED for work in (all_work, attention))
-            print(f"{name:28} {clock:8.2f} {gpu:8.2f} {own:18.3f} {seconds:10.1f}", flush=True)
-            if options.kernels:
-                print_kernels(attention, PROFILED, options.layers)
-        del document
-        torch.cuda.empty_cache()
+        print(f"{spec}: read in {seconds:.1f} s, takes {free - free_gib():.1f} GiB of the GPU's memory", flush=True)
+        rows += [Steps(name, document) for name in ((CHOICE, FLASH) if spec == "full" else (spec,))]
+    for _ in range(options.rounds):
+        for row in rows:
+            row.take_turn(options.steps)
+    print(f"{'attention':28} {'clock':>8} {'GPU':>8} {'GPU in attention':>18}", flush=True)
+    for row in rows:
+        all_work, attention = row.profiled()
+        gpu, own = (busy_milliseconds(work) / PROFILED for work in (all_work, attention))
+        print(f"{row.name:28} {statistics.median(row.times):8.2f} {gpu:8.2f} {own:18.3f}", flush=True)
+        if options.kernels:
+            print_kernels(attention, PROFILED, options.layers)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ the cache goes back to the document: rows are cut off, and the other layers' sta
 Dense attention is SDPA, or while a document is read `lodestone.attend_causal`: on a GPU in 16 bits, where that is faster, and for the
 attention sinks of gpt-oss, which SDPA does not know. Everything else of gpt-oss takes the model's own eager attention.
 
-On a GPU (`model.to("cuda")`, in a package that was built with CUDA) indexes lie on it and keys are chosen there, in PyTorch's stream;
-each layer's keys and values are held twice, in the cache and in the blocks that our kernels read.
+On a GPU (`model.to("cuda")`, in a package that was built with CUDA) indexes lie on it and keys are chosen there, in PyTorch's stream.
+An indexed layer's keys and values move from the cache into the blocks that our kernels read, and later ones go there at once.
 
 How it works: `attach` registers an attention function and a mask function named "lodestone". The index lives in the cache's
 layer (`LodestoneLayer`), which marks the key tensor that it returns, so that the attention function finds it.
@@ -56,9 +56,12 @@ _SEEN = "_lodestone_is_causal"
 
 
 class LodestoneLayer(DynamicLayer):
-    """A cache layer whose rows lie in one buffer that doubles when it is full: appending copies new rows alone."""
+    """A cache layer whose rows lie in one buffer that doubles when it is full: appending copies new rows alone.
 
-    keys: torch.Tensor  # [B, Hkv, S, d]
+    Once they are indexed on a GPU the selector holds them, and what update() returns are the new rows alone.
+    """
+
+    keys: torch.Tensor  # [B, Hkv, S, d]; S = 0 where the selector holds them
     values: torch.Tensor
 
     def __init__(self, selector: Selector | None = None, tokens: int = 0) -> None:
@@ -66,6 +69,7 @@ class LodestoneLayer(DynamicLayer):
         self.selector = selector
         self._expected = tokens  # of the document that will be read; 0 = unknown
         self.indexed = 0  # tokens of the document; 0 = still reading, attention is dense
+        self.held = 0  # tokens whose rows the selector holds; 0 = rows lie in the buffer
         self._k: torch.Tensor | None = None  # [B, Hkv, capacity, d]
         self._v: torch.Tensor | None = None
 
@@ -86,13 +90,21 @@ class LodestoneLayer(DynamicLayer):
                 "beam search and several sequences after one document are not for this cache; ask one question after another"
             )
         tokens = old + key_states.shape[-2]
-        self._reserve(tokens, key_states, value_states)
-        assert self._k is not None and self._v is not None
-        self._k[:, :, old:tokens] = key_states
-        self._v[:, :, old:tokens] = value_states
-        self.keys, self.values = self._k[:, :, :tokens], self._v[:, :, :tokens]
-        setattr(self.keys, _MARK, weakref.ref(self))  # no cycle: a dropped document gives its memory back at once
-        return self.keys, self.values
+        if self.held > 0:
+            self.held = tokens  # attention brings them to the selector
+            keys, values = key_states, value_states
+        else:
+            self._reserve(tokens, key_states, value_states)
+            assert self._k is not None and self._v is not None
+            self._k[:, :, old:tokens] = key_states
+            self._v[:, :, old:tokens] = value_states
+            keys, values = self.keys, self.values = self._k[:, :, :tokens], self._v[:, :, :tokens]
+        setattr(keys, _MARK, weakref.ref(self))  # no cycle: a dropped document gives its memory back at once
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        """Tokens so far, wherever their rows lie."""
+        return self.held or (self.keys.shape[2] if self.is_initialized and self.keys.ndim == 4 else 0)
 
     def _reserve(self, tokens: int, k: torch.Tensor, v: torch.Tensor) -> None:
         if self._k is not None and tokens <= self._k.shape[2]:
@@ -104,22 +116,28 @@ class LodestoneLayer(DynamicLayer):
             rows = torch.empty((*like.shape[:2], capacity, like.shape[-1]), dtype=like.dtype, device=like.device)
             if before is not None:
                 rows[:, :, :old] = before[:, :, :old]
-                if before.is_cuda:  # and goes now, which the stream that made it does not know of
-                    before.record_stream(torch.cuda.current_stream(before.device))
+                _let_go(before)
             grown.append(rows)
         self._k, self._v = grown
 
     def cut(self, tokens: int) -> None:
-        """Back to the first `tokens` rows; their memory stays for reuse."""
-        if self._k is None or self._v is None or tokens >= self.get_seq_length():
+        """Back to the first `tokens` tokens; the buffer's memory stays for reuse."""
+        if tokens >= self.get_seq_length():
             return
-        self.keys, self.values = self._k[:, :, :tokens], self._v[:, :, :tokens]
+        self.held = min(self.held, tokens)
+        self.keys, self.values = self.keys[:, :, :tokens], self.values[:, :, :tokens]
         if self.selector is not None:
             self.selector.roll_back(tokens)
 
     def crop(self, tokens: int) -> None:
         """transformers' own word for it: -n takes n rows away; a positive n, of its first 5.x versions alone, is what stays."""
         self.cut(tokens if tokens > 0 else self.get_seq_length() + tokens)
+
+    def reset(self) -> None:
+        """Forgets all tokens; those that come next are read densely until index()."""
+        self.cut(0)
+        self.indexed = 0
+        self._k = self._v = None
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         raise InputError("lodestone: expected greedy decoding or sampling, found beam search, which reorders the cache")
@@ -131,6 +149,30 @@ class LodestoneLayer(DynamicLayer):
             if self.keys.shape[0] != 1:
                 raise InputError(f"lodestone: expected one sequence to index, found a batch of {self.keys.shape[0]}")
             self.selector.build(self.keys[0], self.values[0], stream=_stream(self.keys))
+            if self.keys.is_cuda:
+                self._leave_rows_to_selector()
+
+    def _leave_rows_to_selector(self) -> None:
+        for rows in (self._k, self._v):
+            assert rows is not None
+            _let_go(rows)
+        self._k = self._v = None
+        self._expected, self.held = 0, self.indexed
+        self.keys, self.values = (rows.new_empty((*rows.shape[:2], 0, rows.shape[3])) for rows in (self.keys, self.values))
+
+    def all_rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [B, Hkv, S, d] of all tokens in the CPU's memory: a copy, or on the CPU a view."""
+        if self.held == 0:
+            return self.keys.cpu(), self.values.cpu()
+        assert self.selector is not None
+        keys, values = (torch.from_numpy(rows).view(self.keys.dtype) for rows in self.selector.rows(stream=_stream(self.keys)))
+        return keys[None], values[None]
+
+
+def _let_go(rows: torch.Tensor) -> None:
+    """Before memory of a GPU goes that this stream still reads, of which the stream that made it does not know."""
+    if rows.is_cuda:
+        rows.record_stream(torch.cuda.current_stream(rows.device))
 
 
 def _attention(
@@ -166,14 +208,16 @@ def _attention(
         raise InputError(f"lodestone: expected one sequence after an indexed document, found a batch of {query.shape[0]}")
     if not _is_causal(attention_mask):
         raise InputError("lodestone: expected every token to see all tokens up to itself and no more, found another mask")
+    first = layer.get_seq_length() - key.shape[2]
+    begin += first
     if sinks is not None:
-        attend = functools.partial(selector.attend, return_lse=True)
+        attend = functools.partial(selector.attend, return_lse=True, first=first)
         output = _with_sinks(sinks, query, attend, _rows(query), begin, key[0], value[0])
     elif query.device.type == "cpu":
         output = torch.from_numpy(selector.attend(_rows(query), begin, key[0], value[0]))
     else:
         output = torch.empty(query.shape[2], query.shape[1], query.shape[3], dtype=torch.float32, device=query.device)
-        selector.attend(_rows(query), begin, key[0], value[0], stream=_stream(query), out=output)
+        selector.attend(_rows(query), begin, key[0], value[0], first=first, stream=_stream(query), out=output)
     return output.to(query.dtype)[None], None
 
 
@@ -231,7 +275,11 @@ def _is_causal(mask: torch.Tensor | None) -> bool:
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
     """[1, H, T, d] -> float32 [T, H, d], contiguous."""
-    return x[0].transpose(0, 1).to(torch.float32).contiguous().detach()
+    rows = x[0].transpose(0, 1)
+    if rows.dtype != torch.float32:
+        rows = rows.to(torch.float32, memory_format=torch.contiguous_format)
+    rows = rows.contiguous()  # of other strides `to` makes a copy where it converts alone
+    return rows.detach() if rows.requires_grad else rows
 
 
 def _copy(value: Any) -> Any:
@@ -362,9 +410,8 @@ class HfDocument:
             plain: dict[str, Any] = {}  # what is no tensor
             for i, layer in enumerate(self.cache.layers):
                 if isinstance(layer, LodestoneLayer):
-                    # To the CPU one by one: a GPU need not have room for a copy of all.
-                    tensors[f"layers.{i}.keys"] = layer.keys.cpu().contiguous()
-                    tensors[f"layers.{i}.values"] = layer.values.cpu().contiguous()
+                    keys, values = layer.all_rows()  # one layer after the other: a GPU need not have room for a copy of all
+                    tensors[f"layers.{i}.keys"], tensors[f"layers.{i}.values"] = keys.contiguous(), values.contiguous()
                 else:
                     _flatten(f"layers.{i}", self._states[i], tensors, plain)
         sums = json.dumps({name: _checksum(tensor) for name, tensor in tensors.items()})
@@ -632,6 +679,8 @@ class Attached:
             raise InputError("lodestone: expected a model that fills the cache which it is given, found one that leaves it empty")
         for layer in layers:
             layer.index()
+            if layer.held > 0:
+                torch.cuda.empty_cache()  # PyTorch keeps what the layer's rows had; the next layer's blocks need it
         sparse = [(layer, layer.selector) for layer in layers if layer.selector is not None]
         if sparse:
             selectors, keys, values = zip(*((selector, layer.keys[0], layer.values[0]) for layer, selector in sparse))

@@ -64,6 +64,18 @@ DType float_type(const Array& array, Name name) {
       (std::string(name) + ": expected float32, float16 or bfloat16, found " + type_name(type)).c_str());
 }
 
+nb::dlpack::dtype numpy_type(DType type) {
+  using Code = nb::dlpack::dtype_code;
+  const Code code = type == DType::bf16 ? Code::UInt : Code::Float;
+  return {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(8 * bytes_of(type)), 1};
+}
+
+NumpyRows numpy_rows(std::vector<char> numbers, const std::vector<std::size_t>& shape, DType type) {
+  auto* const owned = new std::vector<char>(std::move(numbers));
+  const nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<char>*>(p); });
+  return NumpyRows(owned->data(), shape.size(), shape.data(), owner, nullptr, numpy_type(type));
+}
+
 std::optional<int> gpu_of(const ArrayArgument& argument) {
   constexpr long kManaged = 13;  // DLPack's kDLCUDAManaged
   long type = 0, device = 0;

@@ -59,6 +59,12 @@ nb::ndarray<nb::numpy, T> numpy(std::vector<T> data, const std::vector<std::size
   return nb::ndarray<nb::numpy, T>(owned->data(), shape.size(), shape.data(), owner);
 }
 
+/// f32, f16, or bf16, whose bits NumPy sees as uint16.
+nb::dlpack::dtype numpy_type(DType type);
+/// A NumPy array of keys or values that owns `numbers`.
+using NumpyRows = nb::ndarray<nb::numpy>;
+NumpyRows numpy_rows(std::vector<char> numbers, const std::vector<std::size_t>& shape, DType type);
+
 std::string shape_text(const Array& array);
 std::vector<std::size_t> shape_of(const Array& array);
 

@@ -177,8 +177,8 @@ std::string signatures(std::string_view text, std::string_view result) {
   return all;
 }
 
-std::string state_signatures(const std::string& arguments) {
-  const std::string more = ", stream: $stream = None, out: $out = None) -> ";
+std::string state_signatures(const std::string& arguments, const std::string& by_name) {
+  const std::string more = by_name + ", stream: $stream = None, out: $out = None) -> ";
   return signatures(arguments + "return_lse: typing.Literal[False] = False, *" + more + "$result") +
          ": ...\n@typing." +
          signatures(arguments + "*, return_lse: typing.Literal[True]" + more + "tuple[$result, $result]")

@@ -50,7 +50,8 @@ void check_planned_queries(const AttentionPlan& plan, const Array& q, std::size_
 /// for that of an array in the result, of numbers `result`, $float32 for another one, and $stream and $out for those of
 /// these arguments.
 std::string signatures(std::string_view text, std::string_view result = "float32");
-/// Those of a function that gives an output, and with return_lse a state; `arguments` is what is in front of return_lse.
-std::string state_signatures(const std::string& arguments);
+/// Those of a function that gives an output, and with return_lse a state; `arguments` is what is in front of return_lse,
+/// `by_name` what else is given by name, in front of the stream.
+std::string state_signatures(const std::string& arguments, const std::string& by_name = "");
 
 }  // namespace lode::python

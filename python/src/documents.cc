@@ -25,9 +25,9 @@ namespace lode::python {
 
 namespace {
 
+using Rows = nb::ndarray<nb::numpy, nb::ro>;
 /// (tokens done, tokens, layers indexed, layers)
 using Progress = nb::typed<nb::callable, void(std::int64_t, std::int64_t, std::int64_t, std::int64_t)>;
-using Rows = nb::ndarray<nb::numpy, nb::ro>;
 
 /// Tells where passages stand (Answer.sources).
 void keep_source(const Document& document, const std::string& text, std::int64_t first_token) {
@@ -193,16 +193,12 @@ std::shared_ptr<PyDocument> document_of_keys(std::shared_ptr<PyModel> model,
 
 /// One head's keys or values [S, d], without a copy, kept alive by `owner`.
 Rows rows_of(const KvRows& rows, bool keys, nb::handle owner) {
-  constexpr auto kFloat = static_cast<std::uint8_t>(nb::dlpack::dtype_code::Float);
-  constexpr auto kUInt = static_cast<std::uint8_t>(nb::dlpack::dtype_code::UInt);
   if (rows.type != DType::f32 && rows.type != DType::f16 && rows.type != DType::bf16)
     throw InputError("kv: expected keys of f32, f16 or bf16, found a document of " +
                      std::string(name_of(rows.type)));
-  const nb::dlpack::dtype type = rows.type == DType::f32   ? nb::dlpack::dtype{kFloat, 32, 1}
-                                 : rows.type == DType::f16 ? nb::dlpack::dtype{kFloat, 16, 1}
-                                                           : nb::dlpack::dtype{kUInt, 16, 1};
   const std::size_t shape[] = {static_cast<std::size_t>(rows.rows), static_cast<std::size_t>(rows.d)};
-  return Rows(const_cast<std::byte*>(keys ? rows.k : rows.v), 2, shape, owner, nullptr, type);
+  return Rows(const_cast<std::byte*>(keys ? rows.k : rows.v), 2, shape, owner, nullptr,
+              numpy_type(rows.type));
 }
 
 std::vector<std::pair<Rows, Rows>> kv_of(nb::handle_t<PyDocument> self, int layer) {

@@ -33,15 +33,17 @@ struct Rows {
   Array k, v;
   CallerRows rows;
 
-  Rows(const ArrayArgument& k_, const ArrayArgument& v_, const LayerGeometry& geometry, const Caller& caller)
-      : k(gpu_array<Array>(k_, "k", caller)), v(gpu_array<Array>(v_, "v", caller)) {
+  Rows(const SelectorOnGpu::Keys& keys, const LayerGeometry& geometry, const Caller& caller)
+      : k(gpu_array<Array>(keys.k, "k", caller)), v(gpu_array<Array>(keys.v, "v", caller)) {
     const DType type = check_keys_and_values(k, v);
     if (std::cmp_not_equal(k.shape(0), geometry.kv_heads) ||
         std::cmp_not_equal(k.shape(2), geometry.head_dim))
       throw nb::value_error(("k: expected [" + std::to_string(geometry.kv_heads) + ", tokens, " +
                              std::to_string(geometry.head_dim) + "], found " + shape_text(k))
                                 .c_str());
-    rows = {strided(k, v, type), type};
+    if (keys.first < 0)
+      throw InputError("first: expected a position of 0 or more, found " + std::to_string(keys.first));
+    rows = {strided(k, v, type), type, keys.first};
   }
 };
 
@@ -66,11 +68,11 @@ struct Tokens {
 };
 
 void check_rows(const Rows& rows, const CallerQueries& queries) {
-  const std::int64_t end = queries.begin + queries.tokens;
-  if (rows.rows.kv.rows < end)
-    throw nb::value_error(
-        ("k: expected " + std::to_string(end) + " tokens or more, found " + std::to_string(rows.rows.kv.rows))
-            .c_str());
+  const std::int64_t needed = queries.begin + queries.tokens - rows.rows.first;
+  if (rows.rows.kv.rows < needed)
+    throw nb::value_error(("k: expected " + std::to_string(needed) + " tokens or more, found " +
+                           std::to_string(rows.rows.kv.rows))
+                              .c_str());
 }
 
 /// A set and a copy of its rows, those of its run behind the others.
@@ -159,7 +161,7 @@ void SelectorOnGpu::roll_back(std::int64_t tokens) {
 
 void SelectorOnGpu::build(const ArrayArgument& k, const ArrayArgument& v, const GpuOptions& options) {
   const Caller caller(options.device, options.stream);
-  const Rows rows(k, v, host_.geometry, caller);
+  const Rows rows({k, v}, host_.geometry, caller);
   const nb::gil_scoped_release release;
   const std::lock_guard lock(host_.mutex);
   if (device_ != caller.at.device) forget();
@@ -167,11 +169,11 @@ void SelectorOnGpu::build(const ArrayArgument& k, const ArrayArgument& v, const 
   call.layer.build(rows.rows, caller.at);
 }
 
-nb::object SelectorOnGpu::attend(const ArrayArgument& q, std::int64_t begin, const ArrayArgument& k,
-                                 const ArrayArgument& v, bool return_lse, const GpuOptions& options) {
+nb::object SelectorOnGpu::attend(const ArrayArgument& q, std::int64_t begin, const Keys& keys,
+                                 bool return_lse, const GpuOptions& options) {
   const Caller caller(options.device, options.stream);
   const Tokens tokens(q, begin, host_.geometry, caller);
-  const Rows rows(k, v, host_.geometry, caller);
+  const Rows rows(keys, host_.geometry, caller);
   check_rows(rows, tokens.queries);
   StateOut out =
       state_out(caller, {tokens.q.shape(0), tokens.q.shape(1)}, tokens.q.shape(2), return_lse, options.out);
@@ -186,11 +188,11 @@ nb::object SelectorOnGpu::attend(const ArrayArgument& q, std::int64_t begin, con
   return out.result();
 }
 
-nb::object SelectorOnGpu::select(const ArrayArgument& q, std::int64_t begin, const ArrayArgument& k,
-                                 const ArrayArgument& v, const GpuOptions& options) {
+nb::object SelectorOnGpu::select(const ArrayArgument& q, std::int64_t begin, const Keys& keys,
+                                 const GpuOptions& options) {
   const Caller caller(options.device, options.stream);
   const Tokens tokens(q, begin, host_.geometry, caller);
-  const Rows rows(k, v, host_.geometry, caller);
+  const Rows rows(keys, host_.geometry, caller);
   check_rows(rows, tokens.queries);
   std::vector<Chosen> all;
   {
@@ -204,6 +206,29 @@ nb::object SelectorOnGpu::select(const ArrayArgument& q, std::int64_t begin, con
   nb::list sets;
   for (Chosen& chosen : all) sets.append(tuple_of(std::move(chosen), caller));
   return sets;
+}
+
+std::pair<NumpyRows, NumpyRows> SelectorOnGpu::rows(nb::handle stream) {
+  const Caller caller(device_.value(), stream);
+  LayerSelector& layer = layer_->selector;
+  const LayerGeometry& geometry = host_.geometry;
+  std::vector<char> k, v;
+  std::int64_t tokens = 0;
+  DType type = DType::f32;
+  {
+    const nb::gil_scoped_release release;
+    const std::lock_guard lock(host_.mutex);
+    tokens = layer.tokens();
+    type = layer.type();
+    const std::int64_t bytes = geometry.kv_heads * tokens * geometry.head_dim * bytes_of(type);
+    k.resize(static_cast<std::size_t>(bytes));
+    v.resize(static_cast<std::size_t>(bytes));
+    layer.download(k.data(), v.data(), caller.at);
+  }
+  const std::vector<std::size_t> shape = {static_cast<std::size_t>(geometry.kv_heads),
+                                          static_cast<std::size_t>(tokens),
+                                          static_cast<std::size_t>(geometry.head_dim)};
+  return {numpy_rows(std::move(k), shape, type), numpy_rows(std::move(v), shape, type)};
 }
 
 void SelectorOnGpu::observe(const ArrayArgument& q, std::int64_t begin, const GpuOptions& options) {

@@ -39,11 +39,17 @@ class SelectorOnGpu {
   void forget();
   void build(const ArrayArgument& k, const ArrayArgument& v, const GpuOptions& options);
   void roll_back(std::int64_t tokens);
+  /// Keys and values [Hkv, S, d] from token `first` on.
+  struct Keys {
+    const ArrayArgument &k, &v;
+    std::int64_t first = 0;
+  };
   /// Output [T, Hq, d], or with `return_lse` a state.
-  nb::object attend(const ArrayArgument& q, std::int64_t begin, const ArrayArgument& k,
-                    const ArrayArgument& v, bool return_lse, const GpuOptions& options);
-  nb::object select(const ArrayArgument& q, std::int64_t begin, const ArrayArgument& k,
-                    const ArrayArgument& v, const GpuOptions& options);
+  nb::object attend(const ArrayArgument& q, std::int64_t begin, const Keys& keys, bool return_lse,
+                    const GpuOptions& options);
+  nb::object select(const ArrayArgument& q, std::int64_t begin, const Keys& keys, const GpuOptions& options);
+  /// A copy of the rows that lie there, as NumPy arrays.
+  std::pair<NumpyRows, NumpyRows> rows(nb::handle stream);
   /// For selectors that hear queries alone (HearsQueries).
   void observe(const ArrayArgument& q, std::int64_t begin, const GpuOptions& options);
   /// Without the GIL, with the layers' mutexes taken; `run` as LayerSelector::finish has it.

@@ -58,12 +58,13 @@ void SelectorOnGpu::roll_back(std::int64_t) {}
 void SelectorOnGpu::build(const ArrayArgument&, const ArrayArgument&, const GpuOptions&) {
   refuse();
 }
-nb::object SelectorOnGpu::attend(const ArrayArgument&, std::int64_t, const ArrayArgument&,
-                                 const ArrayArgument&, bool, const GpuOptions&) {
+nb::object SelectorOnGpu::attend(const ArrayArgument&, std::int64_t, const Keys&, bool, const GpuOptions&) {
   refuse();
 }
-nb::object SelectorOnGpu::select(const ArrayArgument&, std::int64_t, const ArrayArgument&,
-                                 const ArrayArgument&, const GpuOptions&) {
+nb::object SelectorOnGpu::select(const ArrayArgument&, std::int64_t, const Keys&, const GpuOptions&) {
+  refuse();
+}
+std::pair<NumpyRows, NumpyRows> SelectorOnGpu::rows(nb::handle) {
   refuse();
 }
 void SelectorOnGpu::observe(const ArrayArgument&, std::int64_t, const GpuOptions&) {

@@ -153,9 +153,11 @@ class PySelector {
   }
 
   nb::object select(const ArrayArgument& q, std::int64_t begin, const ArrayArgument& k,
-                    const ArrayArgument& v, nb::handle stream) {
-    if (const auto gpu = gpu_to_use(q)) return on_gpu_->select(q, begin, k, v, {*gpu, stream, nb::none()});
+                    const ArrayArgument& v, std::int64_t first, nb::handle stream) {
+    if (const auto gpu = gpu_to_use(q))
+      return on_gpu_->select(q, begin, {k, v, first}, {*gpu, stream, nb::none()});
     check_cpu_options(stream, nb::none());
+    check_first(first);
     Selection selection;
     run(Arrays(q, k, v), begin, [&](const QueryBlock& block) {
       selector_->append(0, block.kv, block.far_end(block.tokens - 1, geometry_.dense));
@@ -167,10 +169,12 @@ class PySelector {
   }
 
   nb::object attend_block(const ArrayArgument& q, std::int64_t begin, const ArrayArgument& k,
-                          const ArrayArgument& v, bool return_lse, nb::handle stream, nb::handle out_) {
+                          const ArrayArgument& v, bool return_lse, std::int64_t first, nb::handle stream,
+                          nb::handle out_) {
     if (const auto gpu = gpu_to_use(q))
-      return on_gpu_->attend(q, begin, k, v, return_lse, {*gpu, stream, out_});
+      return on_gpu_->attend(q, begin, {k, v, first}, return_lse, {*gpu, stream, out_});
     check_cpu_options(stream, out_);
+    check_first(first);
     const Arrays arrays(q, k, v);
     floats(arrays.q, 3, "q");
     const std::size_t tokens = arrays.q.shape(0), heads = arrays.q.shape(1), d = arrays.q.shape(2);
@@ -181,6 +185,17 @@ class PySelector {
     });
     State state = to_numpy(std::move(out), {tokens, heads}, d);
     return return_lse ? nb::cast(std::move(state)) : nb::cast(std::move(state.first));
+  }
+
+  nb::object rows(nb::handle stream) {
+    process_.check("Selector");
+    if (!on_gpu_->device())
+      throw InputError(
+          "rows: expected a selector that was built on a GPU, found another: on the CPU keys and values lie "
+          "in "
+          "the caller's arrays alone");
+    auto [k, v] = on_gpu_->rows(stream);
+    return nb::make_tuple(std::move(k), std::move(v));
   }
 
   /// What all layers decide together (MethodInfo::finish), each over its own keys.
@@ -277,6 +292,13 @@ class PySelector {
       throw nb::value_error((std::string(name) + ": expected [tokens, " + std::to_string(heads) + ", " +
                              std::to_string(geometry_.head_dim) + "], found " + shape_text(array))
                                 .c_str());
+  }
+
+  static void check_first(std::int64_t first) {
+    if (first != 0)
+      throw InputError(
+          "first: expected 0 for arrays in the CPU's memory, where all rows are read where they lie, found " +
+          std::to_string(first));
   }
 
   static void check_begin(std::int64_t begin, std::int64_t tokens) {
@@ -429,7 +451,8 @@ void bind_selector(nb::module_& m) {
            "Arrays on a GPU: rows are copied on it into blocks of the selector's own, in the order of "
            "`stream`, and the "
            "GPU\n"
-           "indexes and chooses; attend() and select() then take arrays there. kmeans and squeezed cluster "
+           "indexes and chooses; attend() and select() then take arrays there, and k and v may go. kmeans "
+           "and squeezed cluster "
            "keys on it, "
            "but\n"
            "copy them to the CPU where they are fewer than 4,096 or heads are wider than 128; methods whose "
@@ -441,11 +464,12 @@ void bind_selector(nb::module_& m) {
       .def("roll_back", &PySelector::roll_back, nb::arg("tokens"),
            "Forgets the keys at position `tokens` and beyond. InputError below 0.")
       .def("select", &PySelector::select, nb::arg("q"), nb::arg("begin"), nb::arg("k"), nb::arg("v"),
-           nb::kw_only(), nb::arg("stream") = nb::none(),
+           nb::kw_only(), nb::arg("first") = 0, nb::arg("stream") = nb::none(),
            nb::sig(
                signatures(
                    "def select(self, q: $array, begin: int, k: lodestone.ArrayLike, v: lodestone.ArrayLike, "
-                   "*, stream: $stream = None) -> list[tuple[int, list[int], int, int, $result, $float32 | "
+                   "*, first: int = 0, stream: $stream = None) -> list[tuple[int, list[int], int, int, "
+                   "$result, $float32 | "
                    "None]]",
                    "int32")
                    .c_str()),
@@ -465,10 +489,11 @@ void bind_selector(nb::module_& m) {
            "any\n"
            "order.")
       .def("attend", &PySelector::attend_block, nb::arg("q"), nb::arg("begin"), nb::arg("k"), nb::arg("v"),
-           nb::arg("return_lse") = false, nb::kw_only(), nb::arg("stream") = nb::none(),
+           nb::arg("return_lse") = false, nb::kw_only(), nb::arg("first") = 0, nb::arg("stream") = nb::none(),
            nb::arg("out") = nb::none(),
            nb::sig(state_signatures("def attend(self, q: $array, begin: int, k: lodestone.ArrayLike, v: "
-                                    "lodestone.ArrayLike, ")
+                                    "lodestone.ArrayLike, ",
+                                    ", first: int = 0")
                        .c_str()),
            "Attention of query tokens over sink, window and the keys that the method chooses for them.\n\n"
            "q, begin, k, v: as select() takes them.\n"
@@ -476,14 +501,21 @@ void bind_selector(nb::module_& m) {
            "Hq],\n"
            "natural logarithm, of the scores that were attended to: merge() takes both.\n\n"
            "Arrays on a GPU: enqueued in `stream`, into `out` or new CudaArrays, as in lodestone.attend; k "
-           "and v of the "
-           "tokens\n"
-           "since the last call are copied into the selector's blocks. Rows below `begin` that a call has "
-           "seen are not "
-           "read\n"
-           "again: roll_back() before they change. Not for CUDA graphs. InputError when the index is not "
-           "where the arrays "
-           "are.")
+           "and v of the\n"
+           "tokens since the last call are copied into the selector's blocks. Rows below `begin` that a call "
+           "has seen\n"
+           "are not read again: roll_back() before they change. So k and v may leave out those of the first "
+           "tokens and\n"
+           "begin at token `first`. Not for CUDA graphs. InputError when the index is not where the arrays "
+           "are, and for\n"
+           "rows that are missing.")
+      .def("rows", &PySelector::rows, nb::kw_only(), nb::arg("stream") = nb::none(),
+           nb::sig("def rows(self, *, stream: lodestone.StreamLike | None = None) -> "
+                   "tuple[numpy.typing.NDArray[typing.Any], numpy.typing.NDArray[typing.Any]]"),
+           "Copies of the keys and values [Hkv, S, d] that the selector holds on a GPU, as NumPy arrays.\n\n"
+           "In their own type; bfloat16 as uint16 with the same bits. Waits for `stream`. InputError for a "
+           "selector\n"
+           "of the CPU, which reads keys where they lie.")
       .def_prop_ro("wants_prompt", &PySelector::wants_prompt, "Whether observe() is of use.")
       .def_prop_ro("spec", &PySelector::spec, "What it was made from.")
       .def_prop_ro("sink", &PySelector::sink, "First tokens that every query attends to.")

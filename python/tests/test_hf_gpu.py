@@ -72,12 +72,66 @@ def test_a_document_is_saved_on_either_device_and_loaded_on_the_other(family, tm
         assert torch.equal(again.ask(question, max_new_tokens=6).cpu(), want.cpu())
 
 
-def test_appended_rows_are_copied_alone_and_memory_is_taken_once():
-    document = hf.attach(on_gpu("llama"), "topk:k=20,window=16").read(ids_of(3000), chunk=256)
-    places = [layer.keys.data_ptr() for layer in document.cache.layers]
-    document.ask(ids_of(9), max_new_tokens=20)
-    assert places == [layer.keys.data_ptr() for layer in document.cache.layers]
-    assert all(layer._k.shape[2] == 3256 for layer in document.cache.layers)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rows_of_a_document_lie_once_and_answers_take_no_more_memory(dtype):
+    model, ids, question = on_gpu("llama").to(dtype), ids_of(3000), ids_of(9)
+    before = torch.cuda.memory_allocated()
+    document = hf.attach(model, "topk:k=20,window=16").read(ids, chunk=256)
+    layers = document.cache.layers
+    assert torch.cuda.memory_allocated() - before < 100_000  # token ids; keys and values would take megabytes
+    assert [(layer.held, layer.keys.shape[2], layer.get_seq_length()) for layer in layers] == [(3000, 0, 3000)] * len(layers)
+    answer = document.ask(question, max_new_tokens=20)  # the first makes room for questions
+    held = torch.cuda.memory_allocated(), [layer.selector.index_bytes for layer in layers]
+    assert torch.equal(document.ask(question, max_new_tokens=20), answer)
+    assert held == (torch.cuda.memory_allocated(), [layer.selector.index_bytes for layer in layers])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rows_come_back_from_the_gpu_as_they_were(dtype):
+    model, ids, question = on_gpu("qwen3").to(dtype), ids_of(700), ids_of(5)
+    dense, sparse = (hf.attach(model, spec).read(ids, chunk=256) for spec in ("full", "topk:k=20,window=16"))
+    for full, indexed in zip(dense.cache.layers, sparse.cache.layers):
+        for want, found in zip((full.keys, full.values), indexed.all_rows()):
+            assert torch.equal(want.cpu(), found)
+    with torch.no_grad():  # and with a question's behind them
+        model(input_ids=question.cuda(), use_cache=True, **{sparse.attached.cache_argument: sparse.cache})
+    for full, indexed in zip(dense.cache.layers, sparse.cache.layers):
+        keys, values = indexed.all_rows()
+        assert keys.shape[2] == values.shape[2] == 705
+        assert torch.equal(keys[:, :, :700], full.keys.cpu()) and torch.equal(values[:, :, :700], full.values.cpu())
+
+
+def test_a_cache_that_is_cut_within_the_document_or_reset():
+    model, ids, question = on_gpu("llama"), ids_of(400), ids_of(5)
+    with torch.no_grad():
+        want = model(input_ids=torch.cat([ids[:, :350], question], 1).cuda()).logits[:, -5:]
+    document = hf.attach(model, "topk:k=100%,sink=1,window=16").read(ids)
+    cache = {document.attached.cache_argument: document.cache}
+    with torch.no_grad():
+        document.cache.crop(-50)
+        assert document.cache.get_seq_length() == 350
+        torch.testing.assert_close(model(input_ids=question.cuda(), use_cache=True, **cache).logits, want, atol=2e-3, rtol=2e-3)
+        for layer in document.cache.layers:
+            layer.reset()
+        assert document.cache.get_seq_length() == 0
+        model(input_ids=ids[:, :350].cuda(), use_cache=True, **cache)
+        torch.testing.assert_close(model(input_ids=question.cuda(), use_cache=True, **cache).logits, want, atol=2e-3, rtol=2e-3)
+
+
+def test_a_selector_says_which_rows_are_missing():
+    layer = lodestone.Selector("topk:k=20,sink=1,window=16", 4, 2, 64)
+    k, q = torch.randn(2, 300, 64, device="cuda"), torch.randn(1, 4, 64, device="cuda")
+    layer.build(k[:, :200], k[:, :200])
+    with pytest.raises(lodestone.InputError, match="from token 200 on, which no call has brought, found them from 201 on"):
+        layer.attend(q, 202, k[:, 201:203], k[:, 201:203], first=201)
+    with pytest.raises(ValueError, match="expected 3 tokens or more, found 2"):
+        layer.attend(q, 202, k[:, 200:202], k[:, 200:202], first=200)
+    with pytest.raises(lodestone.InputError, match="first: expected"):
+        layer.attend(q, 202, k, k, first=-1)
+    some = torch.from_dlpack(layer.attend(q, 202, k[:, 200:203], k[:, 200:203], first=200))
+    layer.roll_back(200)
+    assert torch.equal(torch.from_dlpack(layer.attend(q, 202, k, k)), some)
+    assert torch.equal(torch.from_numpy(layer.rows()[0]), k[:, :203].cpu())
 
 
 def test_on_a_stream_of_its_own():

@@ -12,9 +12,10 @@
 namespace lode::cuda {
 namespace {
 
-/// Rows [3, 200) of arrays [tokens, heads, K or V, d + gap], which begin `shift` bytes behind a multiple of 16.
+/// Rows [3, 200) of arrays [tokens, heads, K or V, d + gap], which begin `shift` bytes behind a multiple of 16; the last of them
+/// from an array without those in front.
 void check_rows(DType type, int dim, int gap, std::int64_t shift) {
-  constexpr std::int64_t kBegin = 3, kRows = 200, kHeads = 3;
+  constexpr std::int64_t kBegin = 3, kSplit = 131, kRows = 200, kHeads = 3;
   const KvLayout layout = {kHeads, dim, type, 0};
   const std::int64_t row = layout.row_bytes(), step = row + gap * bytes_of(type),
                      all = kRows * kHeads * 2 * step, bytes = layout.layer_bytes(kRows);
@@ -35,7 +36,15 @@ void check_rows(DType type, int dim, int gap, std::int64_t shift) {
   const char* const k = there.as<char>() + shift;
   const StridedKv kv = {k, k + step, 2 * step, 2 * step, 2 * step * kHeads, 2 * step * kHeads, kRows};
   arrive({kv, layout, layer.as<char>(), kBegin, kBegin}, {}, stream.get());
-  arrive({kv, layout, layer.as<char>(), kBegin, kRows}, {}, stream.get());
+  arrive({kv, layout, layer.as<char>(), kBegin, kSplit}, {}, stream.get());
+  const StridedKv behind = {kv.k + kSplit * kv.k_row,
+                            kv.v + kSplit * kv.v_row,
+                            kv.k_head,
+                            kv.v_head,
+                            kv.k_row,
+                            kv.v_row,
+                            kRows - kSplit};
+  arrive({behind, layout, layer.as<char>(), kSplit, kRows, kSplit}, {}, stream.get());
   copy(found.data(), layer.as<void>(), bytes, stream.get());
   stream.synchronize();
   LODE_CHECK(found == expected);

@@ -179,6 +179,53 @@ TEST(GpuLayerSets, AreThoseThatAreAttended) {
   EXPECT_EQ(sets, 35 * kHeads * kGroup);
 }
 
+/// Rows [first, end) alone.
+CallerRows rows_from(const Layer& layer, std::int64_t first, std::int64_t end) {
+  CallerRows rows = layer.rows(end - first);
+  rows.kv.k += first * rows.kv.k_row;
+  rows.kv.v += first * rows.kv.v_row;
+  rows.first = first;
+  return rows;
+}
+
+TEST(GpuLayerSets, RowsThatAreThereNeedNotBeBroughtAgain) {
+  if (const GpuInfo gpu = gpu_info(); !gpu.ok) GTEST_SKIP() << gpu.why;
+  Layer layer("quest:budget=64,window=40");
+  layer.build(703);
+  const auto answer = [&](const CallerRows& rows) {
+    layer.gpu->attend({layer.q_there.as<float>() + 703 * kQuery, 703, 3}, rows, layer.out.as<float>(),
+                      nullptr, layer.caller);
+    std::vector<float> found(3 * kQuery);
+    cuda::copy_and_wait(found.data(), layer.out.as<void>(), std::ssize(found) * 4, layer.caller);
+    return found;
+  };
+  EXPECT_THROW(answer(rows_from(layer, 704, 706)), InputError);
+  const std::vector<float> all = answer(layer.rows(706));
+  layer.gpu->roll_back(703);
+  EXPECT_EQ(answer(rows_from(layer, 703, 706)), all);
+  layer.gpu->roll_back(703);
+  EXPECT_EQ(answer(rows_from(layer, 650, 706)), all);
+}
+
+TEST(GpuLayerSets, RowsComeBackAsTheyWere) {
+  if (const GpuInfo gpu = gpu_info(); !gpu.ok) GTEST_SKIP() << gpu.why;
+  Layer layer("quest:budget=64,window=40");
+  layer.build(703);
+  layer.compare(703, 2);
+  ASSERT_EQ(layer.gpu->tokens(), 705);
+  ASSERT_EQ(layer.gpu->type(), DType::f32);
+  std::vector<float> k(kHeads * 705 * kDim), v(k.size());
+  layer.gpu->download(reinterpret_cast<char*>(k.data()), reinterpret_cast<char*>(v.data()), layer.caller);
+  layer.host_rows(705);  // into plain
+  for (std::size_t head = 0; head < kHeads; ++head) {
+    constexpr std::size_t kNumbers = 705 * kDim;
+    EXPECT_EQ(std::vector<float>(k.begin() + head * kNumbers, k.begin() + (head + 1) * kNumbers),
+              layer.plain[2 * head]);
+    EXPECT_EQ(std::vector<float>(v.begin() + head * kNumbers, v.begin() + (head + 1) * kNumbers),
+              layer.plain[2 * head + 1]);
+  }
+}
+
 TEST(GpuLayerSets, MethodsWithoutAGpuFormAreNamed) {
   if (const GpuInfo gpu = gpu_info(); !gpu.ok) GTEST_SKIP() << gpu.why;
   Layer layer("infllm");

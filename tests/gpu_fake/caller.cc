@@ -52,8 +52,8 @@ void copy_rows(const TakenRows& rows) {
   for (int head = 0; head < layout.kv_heads; ++head)
     for (std::int64_t row = rows.begin; row < rows.end; ++row) {
       char* const to = rows.layer + layout.key_offset(head, row);
-      std::memcpy(to, rows.from.key(head, row), bytes);
-      std::memcpy(to + layout.value_offset(), rows.from.value(head, row), bytes);
+      std::memcpy(to, rows.from.key(head, row - rows.first), bytes);
+      std::memcpy(to + layout.value_offset(), rows.from.value(head, row - rows.first), bytes);
     }
 }
 

@@ -113,12 +113,13 @@ TEST(KMeansSelector, ClustersFollowTheText) {
     const std::int64_t lists = tokens * std::int64_t{sizeof(Position)} * 3 / 2;
     return (find_method("kmeans").index_bytes(spec, geometry, tokens) - lists) / (64 * 4);
   };
-  for (const std::int64_t k : {1, 4, 16, 24, 32, 64, 128, 1024}) {
+  for (const std::int64_t k : {1, 4, 16, 24, 32, 64, 128, 256}) {
     const std::int64_t tokens = k * 1024;
     EXPECT_LE(tokens / clusters(tokens), 32) << k << "k";
     EXPECT_GE(tokens / clusters(tokens), 16) << k << "k";
   }
   EXPECT_EQ(clusters(16 * 1024), 1024) << "as the paper has";
+  EXPECT_EQ(clusters(1024 * 1024), 8192) << "the most among which a GPU chooses";
 }
 
 TEST(KMeansSelector, GrownEqualsRebuilt) {

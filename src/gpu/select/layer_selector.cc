@@ -305,6 +305,17 @@ void LayerSelector::roll_back(std::int64_t tokens) {
   if (chooser_ != nullptr) chooser_->roll_back(0, tokens);
 }
 
+void LayerSelector::download(char* k, char* v, const cuda::CallerStream& stream) {
+  const cuda::OnDevice here(device_);
+  const Call call(*this, stream);
+  const std::int64_t head_bytes = taken_ * layout_.row_bytes();
+  for (int head = 0; head < geometry_.kv_heads && taken_ > 0; ++head) {
+    range_->to_host(0, head, cuda::KvRange::Part::k, 0, taken_, k + head * head_bytes, stream.stream);
+    range_->to_host(0, head, cuda::KvRange::Part::v, 0, taken_, v + head * head_bytes, stream.stream);
+  }
+  wait(stream);
+}
+
 /// Room for rows [begin, end) in the layer's own blocks, and where they go; for `arrive`, behind which they are there.
 cuda::TakenRows LayerSelector::take(const CallerRows& rows, std::int64_t begin, std::int64_t end,
                                     const cuda::CallerStream& stream) {
@@ -313,6 +324,10 @@ cuda::TakenRows LayerSelector::take(const CallerRows& rows, std::int64_t begin, 
         fmt::format("Selector: expected at most {} tokens on a GPU, found {}", kMostTokens, end));
   if (range_ != nullptr && layout_.type != rows.type && begin > 0)
     throw InputError("k: expected the type of number that the index was built with, found another");
+  if (begin < end && begin < rows.first)
+    throw InputError(
+        fmt::format("k: expected rows from token {} on, which no call has brought, found them from {} on",
+                    begin, rows.first));
   if (range_ == nullptr || layout_.type != rows.type) {
     const cuda::KvLayout layout = {geometry_.kv_heads, geometry_.head_dim, rows.type, 0};
     wait(stream);
@@ -324,7 +339,12 @@ cuda::TakenRows LayerSelector::take(const CallerRows& rows, std::int64_t begin, 
     cuda::upload(bases_.as<void>(), &base, sizeof base, stream);
   }
   range_->back(end);
-  return {.from = rows.kv, .layout = layout_, .layer = range_->base(), .begin = begin, .end = end};
+  return {.from = rows.kv,
+          .layout = layout_,
+          .layer = range_->base(),
+          .begin = begin,
+          .end = end,
+          .first = rows.first};
 }
 
 /// Brings what the queries see that is not here, and the rows that they stand on; the queries before RoPE and their places.

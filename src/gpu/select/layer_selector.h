@@ -3,7 +3,7 @@
 // and attention, by the selectors and kernels of the step (gpu/context.cc), in the caller's stream.
 //
 // Selectors and kernels read keys in blocks (KvLayout), so rows are copied into blocks of this layer's own, on the
-// device, once each; what holds the caller's arrays is never read again for them.
+// device, once each; the caller's arrays are never read again for them, and may go.
 #pragma once
 
 #include <functional>
@@ -21,10 +21,11 @@
 
 namespace lode {
 
-/// A layer's keys and values so far, device memory of `type`.
+/// A layer's keys and values so far, device memory of `type`: all, or those that no call has brought yet.
 struct CallerRows {
   cuda::StridedKv kv;
   DType type = DType::bf16;
+  std::int64_t first = 0;  ///< token whose rows come first
 };
 
 /// Query tokens [begin, begin + tokens), whose own rows are in the caller's keys and values.
@@ -61,6 +62,10 @@ class LayerSelector {
   /// All rows are the context: indexes them, in place of what was there. Waits for the stream where the host takes part.
   void build(const CallerRows& rows, const cuda::CallerStream& stream);
   void roll_back(std::int64_t tokens);
+  std::int64_t tokens() const { return taken_; }  ///< whose rows are here
+  DType type() const { return layout_.type; }     ///< of their numbers
+  /// Copies the rows of all tokens to the host, k and v [Hkv, tokens(), d]. Waits for them.
+  void download(char* k, char* v, const cuda::CallerStream& stream);
 
   /// Attention over sink, window and what the method chooses, into output [tokens, Hq, d] and lse [tokens, Hq] (null:
   /// not wanted), device memory. Rows that a call has seen are not read again unless queries stand on them.

@@ -12,13 +12,14 @@
 // context itself, with at most kSamplePerCluster keys a centroid; `weights` takes centroids trained offline,
 // as the paper does. Clusters follow the text: the paper's 1,024 hold 128 keys each at 128k tokens, and a bucket's
 // centroid then says little about the one key that a query is about. We keep 16 keys a cluster up to 1,024 clusters,
-// 32 beyond, and probe as large a share of them as 32 of 1,024. At 128k only `rope=on` finds the right buckets, for
-// keys before RoPE know nothing of distance (docs/results/quality.md).
+// 32 beyond, up to the 8,192 clusters among which a GPU chooses, and probe as large a share of them as 32 of 1,024.
+// At 128k only `rope=on` finds the right buckets, for keys before RoPE know nothing of distance (docs/results/quality.md).
 //
 // Centroids stay as build() trained them; keys that come later join their bucket. An index that was never
 // built has one bucket, so that everything is attended.
 #include "ann/kmeans.h"
 
+#include <algorithm>
 #include <array>
 
 #include "base/threads.h"
@@ -55,8 +56,9 @@ struct Options {
   }
   std::int64_t clusters_for(std::int64_t keys) const {
     const std::int64_t wanted =
-        clusters ? clusters->of(keys)
-                 : std::max(std::min(kPaperClusters, keys / kFewestKeys), keys / kMostKeys);
+        clusters
+            ? clusters->of(keys)
+            : std::clamp(keys / kMostKeys, std::min(kPaperClusters, keys / kFewestKeys), kMostBucketsOfGpu);
     return std::max<std::int64_t>(1, wanted);
   }
   std::int64_t probes_for(std::int64_t buckets) const {
@@ -163,7 +165,7 @@ MethodInfo kmeans_method() {
           .aliases = {},
           .source = "k-means partition, whole buckets (SAAP's baseline)",
           .keys = {{"clusters", "buckets of the context's own keys, a count or a share of the keys",
-                    "keys/16 up to 1024, or keys/32 where that is more"},
+                    "keys/16 up to 1024, or keys/32 where that is more, up to 8192"},
                    {"probes", "buckets that a query attends, 1 to 1048576", "32, or 1/32 of more than 1024"},
                    {"rope", "whether keys are clustered after RoPE: off or on", "off"},
                    {"weights", "file of centroids trained offline, instead of the context's own", ""}},

@@ -11,6 +11,9 @@
 
 namespace lode {
 
+/// Of a partition among whose buckets a GPU chooses.
+inline constexpr std::int64_t kMostBucketsOfGpu = 8192;
+
 /// Networks of one layer. A key is in the bucket of its highest score under `keys`; a query attends the
 /// `probes` buckets of the highest scores under `queries`, those without far keys passed over. Which of
 /// several `queries` scores is said by the query's position.

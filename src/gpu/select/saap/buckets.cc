@@ -21,9 +21,9 @@ namespace lode {
 
 namespace {
 
-constexpr std::int64_t kMostUnlisted = 2048;  // far keys that a step looks up by their labels, less one
-constexpr std::int64_t kMostBuckets = 8192, kMostInputs = 256;  // of networks that the kernel is for
-constexpr std::int64_t kSamplePerCentroid = 32;                 // as on the CPU (select/shared/centroids.h)
+constexpr std::int64_t kMostUnlisted = 2048;     // far keys that a step looks up by their labels, less one
+constexpr std::int64_t kMostInputs = 256;        // of networks that the kernel is for
+constexpr std::int64_t kSamplePerCentroid = 32;  // as on the CPU (select/shared/centroids.h)
 constexpr int kIterations = 10;
 
 std::vector<float> floats(const std::vector<std::byte>& from, DType type) {
@@ -83,7 +83,7 @@ bool GpuBuckets::supports(const BucketChoice& choice, int group) {
   constexpr int kMostHeads = 16;  // of a group, in the kernel
   if (choice.softmax && group > kMostHeads) return false;
   if (choice.per_key != 0.0f && choice.per_key != 0.5f && choice.per_key != 1.0f) return false;
-  if (first.buckets > kMostBuckets || first.inputs > kMostInputs || first.inputs % 4 != 0) return false;
+  if (first.buckets > kMostBucketsOfGpu || first.inputs > kMostInputs || first.inputs % 4 != 0) return false;
   const cuda::BucketChoiceTask task = {.net = {.inputs = static_cast<int>(first.inputs),
                                                .hidden = static_cast<int>(first.hidden),
                                                .buckets = static_cast<int>(first.buckets),
@@ -176,7 +176,7 @@ void GpuBuckets::take_networks(const GpuKeys& keys, cuda::StreamHandle stream) {
       throw InputError(
           fmt::format("attention spec '{}': expected at most {} buckets with --device cuda, found "
                       "{}; --device cpu takes any",
-                      spec_.str(), kMostBuckets, choice->queries.front().buckets));
+                      spec_.str(), kMostBucketsOfGpu, choice->queries.front().buckets));
     }
     if (!allocated) allocate(*choice);
     allocated = true;
@@ -423,7 +423,8 @@ BucketChoice made_up(const Spec& spec, const GpuGeometry& geometry, const GpuKey
   constexpr std::int64_t kClusters = 1024;  // SAAP, appendix C
   const bool deep = spec.name == "saap", roped = spec.text("rope").value_or("off") == "on";
   const std::string rank = spec.text("rank").value_or("root");
-  const std::int64_t d = geometry.head_dim, clusters = spec.integer("clusters", kClusters, 1, kMostBuckets);
+  const std::int64_t d = geometry.head_dim,
+                     clusters = spec.integer("clusters", kClusters, 1, kMostBucketsOfGpu);
   BucketChoice choice = {.keys = {},
                          .queries = {},
                          .probes = spec.integer("probes", 32, 1, 1 << 20),
@@ -503,7 +504,7 @@ std::unique_ptr<GpuSelector> make_gpu_buckets(const Spec& spec, const GpuGeometr
     if (!shape) shape = choice->queries.front();
     if (!same_shape(*shape, choice->queries.front())) return nullptr;
   }
-  if (spec.text("clusters") && spec.amount("clusters", {}).of(geometry.max_tokens) > kMostBuckets)
+  if (spec.text("clusters") && spec.amount("clusters", {}).of(geometry.max_tokens) > kMostBucketsOfGpu)
     return nullptr;
   GpuBuckets::Listener listener;
   if (trained && geometry.all_heads == 0) {  // one GPU of several has not seen all of a layer's buckets

@@ -20,7 +20,8 @@ __device__ void copy_word(const TakenRows& rows, std::int64_t i) {
   const std::int64_t word = i % words, row = i / words / 2 % count + rows.begin;
   const bool is_value = i / words % 2 == 1;
   const int head = static_cast<int>(i / words / 2 / count);
-  const char* const source = is_value ? rows.from.value(head, row) : rows.from.key(head, row);
+  const char* const source =
+      is_value ? rows.from.value(head, row - rows.first) : rows.from.key(head, row - rows.first);
   char* const to = rows.layer + layout.key_offset(head, row) + (is_value ? layout.value_offset() : 0);
   reinterpret_cast<Word*>(to)[word] = reinterpret_cast<const Word*>(source)[word];
 }

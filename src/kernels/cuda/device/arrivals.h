@@ -14,6 +14,7 @@ struct TakenRows {
   KvLayout layout;
   char* layer = nullptr;  ///< where it begins
   std::int64_t begin = 0, end = 0;
+  std::int64_t first = 0;  ///< row of the layer that comes first in `from`
 };
 
 /// Query vectors, of which token t was turned by RoPE to position begin + t. Device memory.
