@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// DOCX (WordprocessingML): paragraphs, headings, lists, tables, footnotes, without hidden text; the pages are those
+// DOCX (WordprocessingML): paragraphs, headings, lists with their numbers, tables, footnotes, without hidden text; the pages are those
 // that Word last laid out, where it noted them.
 #include <fmt/format.h>
 
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "documents/archive.h"
+#include "documents/docx_lists.h"
 #include "documents/readers.h"
 #include "documents/xml.h"
 #include "lodestone/error.h"
@@ -18,12 +19,15 @@ namespace lode {
 namespace {
 
 constexpr const char* kBody = "word/document.xml";
+constexpr const char *kNumbering = "word/numbering.xml", *kStyles = "word/styles.xml";
 constexpr const char* kNotes[] = {"word/footnotes.xml", "word/endnotes.xml"};
 constexpr std::string_view kPageBreak = "<w:lastRenderedPageBreak";
 
 class Reader {
  public:
-  Reader(bool paged, TextBuilder& out) : out_(out), page_(paged ? 1 : 0) { out_.at(page_, 1); }
+  Reader(bool paged, DocxLists& lists, TextBuilder& out) : out_(out), lists_(lists), page_(paged ? 1 : 0) {
+    out_.at(page_, 1);
+  }
 
   void take(const XmlEvent& e) {
     if (e.kind == XmlEvent::Kind::begin && (skip_ > 0 || skipped(e.name))) skip_ += e.empty ? 0 : 1;
@@ -51,7 +55,7 @@ class Reader {
 
   void enter(const XmlEvent& e) {
     if (e.name == "w:p" && cells_ == 0) out_.break_line(list_ ? 1 : 2), list_ = false;
-    if (e.name == "w:p") head_ = Head::none, spoke_ = false;
+    if (e.name == "w:p") head_ = Head::none, spoke_ = false, style_.clear(), place_ = {};
     if (e.name == "w:r" && !e.empty) hidden_.push_back(!hidden_.empty() && hidden_.back());
     if (e.name == "w:vanish" && !in_properties_ && !hidden_.empty())
       hidden_.back() = is_on(e.attribute("w:val"));
@@ -62,7 +66,8 @@ class Reader {
       ++cells_;
     }
     if (e.name == "w:pStyle") style(e.attribute("w:val"));
-    if (e.name == "w:numPr") prefix_ = "- ", list_ = true;
+    if (e.name == "w:numId") place_.list = e.attribute("w:val");
+    if (e.name == "w:ilvl") place_.level = list_level(e.attribute("w:val"));
     if (e.name == "w:tab" && !in_properties_) put("\t");
     if (e.name == "w:pPr") in_properties_ = !e.empty;
     if (e.name == "w:br" || e.name == "w:cr") put("\n");
@@ -81,7 +86,7 @@ class Reader {
   }
 
   void leave(std::string_view name) {
-    if (name == "w:pPr") in_properties_ = false;
+    if (name == "w:pPr") in_properties_ = false, number();
     if (name == "w:r" && !hidden_.empty()) hidden_.pop_back();
     if (name == "w:p") end_paragraph();
     if (name == "w:footnote" || name == "w:endnote") note_.clear();
@@ -105,7 +110,15 @@ class Reader {
     title_ = head == Head::title ? said : std::string();
   }
 
+  /// What stands in front of the paragraph's text: its number behind the sign of a heading.
+  void number() {
+    const std::string mark = lists_.next(style_, place_);
+    list_ = !mark.empty() && prefix_.empty();
+    prefix_ += mark;
+  }
+
   void style(const std::string& name) {
+    style_ = name;
     if (name == "Title") prefix_ = "# ", head_ = Head::title;
     if (name == "Heading1") head_ = Head::heading;
     if (!name.starts_with("Heading") || name.size() != 8) return;
@@ -123,6 +136,7 @@ class Reader {
   }
 
   TextBuilder& out_;
+  DocxLists& lists_;
   std::int32_t page_;
   bool in_text_ = false, in_properties_ = false, list_ = false;
   bool spoke_ = false;  // the paragraph has had text
@@ -130,6 +144,8 @@ class Reader {
   std::vector<bool> hidden_;  // of each run that is open: a text box lies in one
   enum class Head { none, title, heading } head_ = Head::none;  // what the paragraph is
   std::size_t head_begin_ = 0;
+  std::string style_;                         // of the paragraph
+  ListPlace place_;                           // of the paragraph, by its own word
   std::string title_;                         // of the document, until other text follows
   std::string prefix_;                        // of the paragraph, until it has text
   std::string note_;                          // number of the note, until it has text
@@ -140,14 +156,19 @@ class Reader {
 
 DocumentText read_docx(std::string_view bytes, std::string_view where, const ReadOptions& options) {
   const auto wanted = [](std::string_view name) {
-    return name == kBody || std::find(std::begin(kNotes), std::end(kNotes), name) != std::end(kNotes);
+    return name == kBody || name == kNumbering || name == kStyles ||
+           std::find(std::begin(kNotes), std::end(kNotes), name) != std::end(kNotes);
   };
   const auto parts = read_zip(bytes, where, options.largest_text, wanted);
   if (!parts.contains(kBody))
     throw InputError(fmt::format("{}: expected '{}' in it, found none", where, kBody));
   TextBuilder out(options.largest_text, std::string(where));
   const bool paged = parts.at(kBody).find(kPageBreak) != std::string::npos;
-  Reader reader(paged, out);
+  DocxLists lists;
+  if (parts.contains(kNumbering))
+    lists.read_numbering(parts.at(kNumbering), fmt::format("{}: {}", where, kNumbering));
+  if (parts.contains(kStyles)) lists.read_styles(parts.at(kStyles), fmt::format("{}: {}", where, kStyles));
+  Reader reader(paged, lists, out);
   read_xml(parts.at(kBody), fmt::format("{}: {}", where, kBody), [&](const XmlEvent& e) { reader.take(e); });
   const std::int32_t pages = reader.pages();
   for (const char* notes : kNotes) {

@@ -14,6 +14,7 @@
 
 #include "base/text.h"
 #include "documents/encoding.h"
+#include "documents/item_number.h"
 #include "documents/readers.h"
 #include "lodestone/error.h"
 
@@ -141,23 +142,6 @@ std::optional<std::int64_t> whole(const std::optional<std::string>& text) {
   return value;
 }
 
-/// "a" to "z", "aa", ...
-std::string in_letters(std::int64_t n) {
-  std::string letters;
-  for (; n > 0; n = (n - 1) / 26) letters.insert(0, 1, static_cast<char>('a' + (n - 1) % 26));
-  return letters;
-}
-
-std::string in_roman(std::int64_t n) {
-  constexpr std::pair<int, const char*> kNumerals[] = {
-      {1000, "m"}, {900, "cm"}, {500, "d"}, {400, "cd"}, {100, "c"}, {90, "xc"}, {50, "l"},
-      {40, "xl"},  {10, "x"},   {9, "ix"},  {5, "v"},    {4, "iv"},  {1, "i"}};
-  std::string numerals;
-  for (const auto& [value, letters] : kNumerals)
-    for (; n >= value; n -= value) numerals += letters;
-  return numerals;
-}
-
 /// A list whose items are being read.
 struct List {
   char type = '-';  ///< as the attribute says it: 1, a, A, i or I; "-" when it is not numbered
@@ -196,14 +180,7 @@ List list_at(const xmlNode* node, std::string_view name) {
 
 /// "3. ", "c. " or "- ".
 std::string mark_of(char type, std::int64_t number) {
-  std::string text = std::to_string(number);
-  const bool alpha = type == 'a' || type == 'A', roman = type == 'i' || type == 'I';
-  if (type == '-') return "- ";
-  if (alpha && number > 0) text = in_letters(number);
-  if (roman && number > 0 && number < 4000) text = in_roman(number);
-  if (type == 'A' || type == 'I')
-    for (char& c : text) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
-  return text + ". ";
+  return type == '-' ? "- " : item_number(type, number) + ". ";
 }
 
 bool has_name(const xmlNode* node, std::string_view name) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ODT (OpenDocument text): paragraphs, headings, lists, tables, notes, without what fields, sections and the styles of
+// ODT (OpenDocument text): paragraphs, headings, lists with their numbers, tables, notes, without what fields, sections and the styles of
 // content.xml hide; pages where the program noted its soft page breaks.
 #include <fmt/format.h>
 
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "documents/archive.h"
+#include "documents/odt_lists.h"
 #include "documents/readers.h"
 #include "documents/xml.h"
 #include "lodestone/error.h"
@@ -18,15 +19,16 @@ namespace lode {
 
 namespace {
 
-constexpr const char* kBody = "content.xml";
-constexpr std::string_view kItem = "- ";  // the mark of a list's item
+constexpr const char *kBody = "content.xml", *kStyles = "styles.xml", *kManifest = "META-INF/manifest.xml";
 
 class Reader {
  public:
-  Reader(bool paged, TextBuilder& out) : out_(out), page_(paged ? 1 : 0) { out_.at(page_, 1); }
+  Reader(bool paged, OdtLists& lists, TextBuilder& out) : out_(out), numbers_(lists), page_(paged ? 1 : 0) {
+    out_.at(page_, 1);
+  }
 
   void take(const XmlEvent& e) {
-    if (e.kind == XmlEvent::Kind::begin) note_style(e);
+    if (e.kind == XmlEvent::Kind::begin) note_style(e), numbers_.note_style(e);
     if (e.name == "style:style" && (e.kind == XmlEvent::Kind::end || e.empty)) style_.clear();
     const bool skips = e.kind == XmlEvent::Kind::begin && (skip_ > 0 || skipped(e.name) || is_hidden(e));
     if (skips && !e.empty) ++skip_;
@@ -90,7 +92,7 @@ class Reader {
     const std::size_t begin = std::min(ended.begin, out_.text().size());
     if (ended.hidden) out_.cut(begin);
     if (notes_ > 0) return;
-    if (prefix_ != kItem) prefix_.clear();
+    if (prefix_ != mark_) prefix_.clear();
     const std::string said = out_.text().substr(begin);
     if (said.find_first_not_of(' ') == std::string::npos) return;
     if (ended.head == Head::heading && said == title_) out_.cut(begin);
@@ -100,7 +102,7 @@ class Reader {
   void enter(const XmlEvent& e) {
     if (e.name == "text:p" || e.name == "text:h") {
       if (cells_ == 0 && notes_ == 0) out_.break_line(lists_ > 0 ? 1 : 2);
-      if (lists_ > 0 && items_ > 0) prefix_ = kItem, items_ = 0;
+      if (lists_ > 0 && items_ > 0) prefix_ = mark_, items_ = 0;
       if (e.name == "text:h") heading(e.attribute("text:outline-level"));
       const bool title = e.name == "text:p" && titles_.contains(e.attribute("text:style-name"));
       if (title) prefix_ = "# ";
@@ -109,8 +111,9 @@ class Reader {
     }
     if (e.name == "text:hidden-paragraph" && !paragraphs_.empty() && is_off(e))
       paragraphs_.back().hidden = true;
-    if (e.name == "text:list") ++lists_;
-    if (e.name == "text:list-item") items_ = 1;
+    if (e.name == "text:list") ++lists_, numbers_.begin_list(e);
+    if (e.name == "text:list-header") items_ = 1, mark_.clear();
+    if (e.name == "text:list-item") items_ = 1, mark_ = numbers_.begin_item(e);
     if (e.name == "table:table-row") out_.break_line(), cell_of_row_ = 0;
     if (e.name == "table:table-cell") {
       if (cell_of_row_++ > 0) out_.space(), put("| ");
@@ -128,7 +131,7 @@ class Reader {
       end_paragraph();
       if (cells_ > 0 || notes_ > 0) out_.space();
     }
-    if (name == "text:list") --lists_;
+    if (name == "text:list") --lists_, numbers_.end_list();
     if (name == "text:list-item") prefix_.clear();
     if (name == "table:table-cell") --cells_;
     if (name == "table:table") out_.break_line(2);
@@ -144,7 +147,10 @@ class Reader {
   void heading(const std::string& level) {
     std::size_t n = 1;
     std::from_chars(level.data(), level.data() + level.size(), n);
-    prefix_ = std::string(std::clamp<std::size_t>(n, 1, 6), '#') + " ";
+    const bool numbered = !prefix_.empty() && prefix_ != "- ";  // as an item of a list
+    const std::string number =
+        numbered ? prefix_ : numbers_.heading(static_cast<int>(std::min<std::size_t>(n, 100)));
+    prefix_ = std::string(std::clamp<std::size_t>(n, 1, 6), '#') + " " + number;
   }
 
   /// Any run of blanks and line breaks of the XML is one blank.
@@ -165,10 +171,12 @@ class Reader {
   }
 
   TextBuilder& out_;
+  OdtLists& numbers_;
   std::int32_t page_;
   int skip_ = 0, lists_ = 0, items_ = 0, cells_ = 0, cell_of_row_ = 0, notes_ = 0;
   std::vector<Paragraph> paragraphs_;  // that are open
   std::string prefix_;                 // of the paragraph, until it has text
+  std::string mark_;                   // of the item that was entered last
   std::string title_;                  // of the document, until other text follows
   std::string style_;                  // that is being defined
   std::set<std::string> titles_ = {"Title"}, hiding_;
@@ -177,16 +185,20 @@ class Reader {
 }  // namespace
 
 DocumentText read_odt(std::string_view bytes, std::string_view where, const ReadOptions& options) {
-  const auto wanted = [](std::string_view name) { return name == kBody || name == "META-INF/manifest.xml"; };
+  const auto wanted = [](std::string_view name) {
+    return name == kBody || name == kStyles || name == kManifest;
+  };
   const auto parts = read_zip(bytes, where, options.largest_text, wanted);
   if (!parts.contains(kBody))
     throw InputError(fmt::format("{}: expected '{}' in it, found none", where, kBody));
-  if (const auto manifest = parts.find("META-INF/manifest.xml");
+  if (const auto manifest = parts.find(kManifest);
       manifest != parts.end() && manifest->second.find("encryption-data") != std::string::npos)
     throw InputError(
         fmt::format("{}: expected a document that opens without a password, found an encrypted one", where));
   TextBuilder out(options.largest_text, std::string(where));
-  Reader reader(parts.at(kBody).find("<text:soft-page-break") != std::string::npos, out);
+  OdtLists lists;
+  if (parts.contains(kStyles)) lists.read_styles(parts.at(kStyles), fmt::format("{}: {}", where, kStyles));
+  Reader reader(parts.at(kBody).find("<text:soft-page-break") != std::string::npos, lists, out);
   read_xml(parts.at(kBody), fmt::format("{}: {}", where, kBody), [&](const XmlEvent& e) { reader.take(e); });
   out.finish();
   if (out.text().empty())

@@ -113,10 +113,13 @@ def docx_paragraph(text: str, style: str = "", more: str = "") -> str:
     return f'<w:p>{properties}<w:r>{more}<w:t xml:space="preserve">{text}</w:t></w:r></w:p>'
 
 
-def odt(body: str) -> bytes:
-    spaces = " ".join(f'xmlns:{n}="urn:oasis:names:tc:opendocument:xmlns:{n}:1.0"' for n in ("office", "text", "table"))
-    return archive({"content.xml": f'<?xml version="1.0" encoding="UTF-8"?><office:document-content {spaces}><office:body><office:text>{body}'
-                                   "</office:text></office:body></office:document-content>"}, "application/vnd.oasis.opendocument.text")
+def odt(body: str, styles: str = "") -> bytes:
+    spaces = " ".join(f'xmlns:{n}="urn:oasis:names:tc:opendocument:xmlns:{n}:1.0"' for n in ("office", "text", "table", "style"))
+    files = {"content.xml": f'<?xml version="1.0" encoding="UTF-8"?><office:document-content {spaces}><office:body><office:text>{body}'
+                            "</office:text></office:body></office:document-content>"}
+    if styles:
+        files["styles.xml"] = f'<?xml version="1.0" encoding="UTF-8"?><office:document-styles {spaces}><office:styles>{styles}</office:styles></office:document-styles>'
+    return archive(files, "application/vnd.oasis.opendocument.text")
 
 
 def epub(chapters: dict[str, str], spine: list[str] | None = None, extra: dict[str, bytes] | None = None) -> bytes:

@@ -386,6 +386,61 @@ class Kinds(ProgramTest):
                 "</table:table-row></table:table>")
         self.assertEqual(self.read(documents.odt(body)), "## Head\n\nOne   two. [noted ]\n- item\nx | y\n")
 
+    def test_numbers_of_word_lists(self):
+        def level(i, text, form="decimal", more=""):
+            return f'<w:lvl w:ilvl="{i}"><w:start w:val="1"/><w:numFmt w:val="{form}"/>{more}<w:lvlText w:val="{text}"/></w:lvl>'
+
+        def item(text, number="", depth="", style=""):
+            place = f'<w:numPr>{f"""<w:ilvl w:val="{depth}"/>""" if depth else ""}<w:numId w:val="{number}"/></w:numPr>' if number else ""
+            named = f'<w:pStyle w:val="{style}"/>' if style else ""
+            return f"<w:p><w:pPr>{named}{place}</w:pPr><w:r><w:t>{text}</w:t></w:r></w:p>"
+
+        def numbering(*abstracts, nums=((1, 0, ""),)):
+            return ("".join(f'<w:abstractNum w:abstractNumId="{i}">{levels}</w:abstractNum>' for i, levels in enumerate(abstracts))
+                    + "".join(f'<w:num w:numId="{n}"><w:abstractNumId w:val="{of}"/>{more}</w:num>' for n, of, more in nums))
+
+        clauses = level(0, "%1.") + level(1, "%1.%2") + level(2, "(%3)", "lowerLetter") + level(3, "%4)", "upperRoman")
+        body = (item("a", "1", "0") + item("b", "1", "1") + item("c", "1", "1") + item("d", "1", "2") + item("e", "1", "2") + item("f", "1", "3")
+                + item("g", "1", "0") + item("h", "1", "1"))
+        self.assertEqual(self.read(documents.docx(body, numbering=numbering(clauses))), "1. a\n1.1 b\n1.2 c\n(a) d\n(b) e\nI) f\n2. g\n2.1 h\n")
+        # Bullets, lists without a definition, and a list that goes on behind other text, or begins anew.
+        again = '<w:lvlOverride w:ilvl="0"><w:startOverride w:val="7"/></w:lvlOverride>'
+        body = item("a", "1") + item("b", "2") + item("c", "9") + item("plain") + item("d", "1") + item("e", "3") + item("f", "3") + item("none", "0")
+        text = self.read(documents.docx(body, numbering=numbering(level(0, "%1."), level(0, "•", "bullet"), nums=((1, 0, ""), (2, 1, ""), (3, 0, again)))))
+        self.assertEqual(text, "1. a\n- b\n- c\nplain\n\n2. d\n7. e\n8. f\nnone\n")
+        # Headings that are numbered by their style, some by the style that theirs is based on; in Roman numerals but for references.
+        styles = ('<w:style w:styleId="Heading1"><w:pPr><w:numPr><w:numId w:val="1"/></w:numPr></w:pPr></w:style>'
+                  '<w:style w:styleId="Heading2"><w:basedOn w:val="Heading1"/></w:style><w:style w:styleId="Loop"><w:basedOn w:val="Loop"/></w:style>')
+        levels = level(0, "%1.", "upperRoman") + level(1, "%1.%2", more='<w:pStyle w:val="Heading2"/><w:isLgl/>')
+        body = item("One", style="Heading1") + item("x", style="Loop") + item("Two", style="Heading1") + item("Deep", style="Heading2")
+        self.assertEqual(self.read(documents.docx(body, numbering=numbering(levels), styles=styles)), "# I. One\n\nx\n\n# II. Two\n\n## 2.1 Deep\n")
+        # Nonsense in the definitions.
+        odd = level(12, "%1") + level(0, "%9%%%1%", "chicago") + '<w:lvl w:ilvl="x"/>'
+        self.assertEqual(self.read(documents.docx(item("a", "1") + item("b", "1", "77"), numbering=numbering(odd))), "1%%1% a\n1%%2% b\n")
+
+    def test_numbers_of_odt_lists(self):
+        def numbers(level, form, suffix=".", more=""):
+            return f'<text:list-level-style-number text:level="{level}" style:num-format="{form}" style:num-suffix="{suffix}" {more}/>'
+
+        def items(*texts, style="", more=""):
+            named = f' text:style-name="{style}"' if style else ""
+            return f"<text:list{named}{more}>" + "".join(t if t.startswith("<") else f"<text:list-item><text:p>{t}</text:p></text:list-item>" for t in texts) + "</text:list>"
+
+        style = (f'<text:list-style style:name="L1">{numbers(1, "1")}{numbers(2, "a", ")")}{numbers(3, "1", "", """text:display-levels="3" """)}</text:list-style>'
+                 '<text:list-style style:name="L2"><text:list-level-style-bullet text:level="1"/></text:list-style>')
+        inner = f"<text:list-item><text:p>b</text:p>{items('c', 'd', '<text:list-item>' + items('e') + '</text:list-item>')}</text:list-item>"
+        started = '<text:list-item text:start-value="9"><text:p>j</text:p></text:list-item>'
+        body = (items("a", inner, "f", style="L1") + items("g", style="L2") + "<text:p>plain</text:p>" + items("h", style="L1")
+                + items("i", started, style="L1", more=' text:continue-numbering="true"') + items("k", style="unknown"))
+        want = "1. a\n2. b\na) c\nb) d\n2.c.1 e\n3. f\n- g\n\nplain\n1. h\n2. i\n9. j\n- k\n"
+        self.assertEqual(self.read(documents.odt(f"<office:automatic-styles>{style}</office:automatic-styles>{body}")), want)
+        self.assertEqual(self.read(documents.odt(body, style)), want)
+        outline = ('<text:outline-style><text:outline-level-style text:level="1" style:num-format="1"/>'
+                   '<text:outline-level-style text:level="2" style:num-format="1" text:display-levels="2"/>'
+                   '<text:outline-level-style text:level="3" style:num-format=""/></text:outline-style>')
+        heads = "".join(f'<text:h text:outline-level="{n}">{text}</text:h>' for n, text in ((1, "a"), (2, "b"), (2, "c"), (3, "d"), (1, "e"), (2, "f")))
+        self.assertEqual(self.read(documents.odt(heads, outline)), "# 1 a\n\n## 1.1 b\n\n## 1.2 c\n\n### d\n\n# 2 e\n\n## 2.1 f\n")
+
     def test_titles_of_office_documents_stand_once(self):
         p = documents.docx_paragraph
         self.assertEqual(self.read(documents.docx(p("The lamp", "Title") + p("The lamp", "Heading1") + p("It burns."))), "# The lamp\n\nIt burns.\n")

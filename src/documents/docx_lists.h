@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// The numbers of a DOCX's paragraphs, which its text does not hold: word/numbering.xml says how they are made, and a paragraph or its
+// style in word/styles.xml which of them it has.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+
+namespace lode {
+
+class XmlEvent;
+
+/// What a paragraph or a style says of its number.
+struct ListPlace {
+  std::string list;  ///< w:numId; empty: not said
+  int level = -1;    ///< w:ilvl; below 0: not said
+};
+
+/// A level of w:ilvl, 0 to 8; -1 for others.
+int list_level(const std::string& text);
+
+class DocxLists {
+ public:
+  /// InputError for malformed XML; `where` begins the message.
+  void read_numbering(std::string_view xml, std::string_view where);
+  void read_styles(std::string_view xml, std::string_view where);
+
+  /// The mark of the next paragraph, "3.2. ", "c) " or "- ", with what the paragraph itself says first; empty where it has none.
+  std::string next(const std::string& style, const ListPlace& own);
+
+ private:
+  static constexpr int kLevels = 9;
+  struct Level {
+    std::string text;  ///< "%1.%2."
+    char type = '1';   ///< as item_number's, '-' for a bullet, ' ' for nothing
+    std::int64_t start = 1;
+    bool decimal = false;  ///< all numbers of the text are
+    std::string style;     ///< of paragraphs whose level it is
+  };
+  using Levels = std::array<Level, kLevels>;
+  struct List {
+    std::string of;                        ///< w:abstractNumId: lists of one count on
+    std::map<int, std::int64_t> restarts;  ///< levels that begin anew with this list, and where
+  };
+  struct Style {
+    std::string parent;
+    ListPlace place;
+  };
+  using Counts = std::array<std::optional<std::int64_t>, kLevels>;
+
+  static void read_level(const XmlEvent& e, Level& level);
+  const List* find(const std::string& list) const;
+  ListPlace place_of(const std::string& style, const ListPlace& own) const;
+  const Counts& count(const List& list, const Levels& levels, int level);
+
+  std::map<std::string, Levels> levels_;      // by w:abstractNumId
+  std::map<std::string, std::string> links_;  // by w:abstractNumId: the style that has its levels
+  std::map<std::string, List> lists_;         // by w:numId
+  std::map<std::string, Style> styles_;
+  std::map<std::string, Counts> counts_;  // by w:abstractNumId
+  std::set<std::string> begun_;           // lists whose restarts are done
+};
+
+}  // namespace lode

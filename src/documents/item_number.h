@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// Numbers of lists' items, as a page shows them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace lode {
+
+/// In the form that `type` names as HTML's attribute does: 1, a, A, i or I. Decimal where letters and Roman numerals have no such number.
+std::string item_number(char type, std::int64_t number);
+
+}  // namespace lode
