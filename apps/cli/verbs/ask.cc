@@ -265,8 +265,8 @@ void run(const AskFlags& flags) {
         ask_all(checked_question(line, "standard input"));
       }
       check_cancel();  // Ctrl-C while waiting ends the reading like an end of input
-      if (answers.empty() && !flags.asked.common.quiet)
-        print_remark("nothing was asked: standard input held no question");
+      if (answers.empty() && isatty(STDIN_FILENO) == 0)
+        throw InputError("ask: expected a question behind the file or on standard input, found none");
     }
   } catch (...) {
     if (!answers.empty()) show_all();  // what is answered stays answered
