@@ -22,7 +22,7 @@ constexpr std::int64_t kMostTokens = std::int64_t{1} << 24;
 struct BenchModelFlags {
   CommonFlags common;
   std::vector<std::string> specs;
-  std::string model, shape, kv_type = "f16", gpu_memory, prompts = "512", generated = "32";
+  std::string model, shape, kv_type = "f16", gpu_memory, prompts = "512", generated = "32", order = "auto";
   std::vector<std::string> contexts = {"0"};
   int repetitions = 3;
 };
@@ -37,9 +37,15 @@ std::vector<std::int64_t> prompts_of(const BenchModelFlags& flags) {
 Json row_json(const ModelBenchRow& row) {
   Json samples = Json::array();
   for (std::size_t i = 0; i < row.seconds.size(); ++i) samples.push_back(row.tokens_per_second(i));
-  return {{"test", row.test()},           {"attention", row.attention}, {"n_prompt", row.prompt},
-          {"n_gen", row.generated},       {"n_depth", row.depth},       {"avg_ts", row.average()},
-          {"stddev_ts", row.deviation()}, {"samples_ts", samples}};
+  return {{"test", row.test()},
+          {"attention", row.attention},
+          {"n_prompt", row.prompt},
+          {"n_gen", row.generated},
+          {"n_depth", row.depth},
+          {"avg_ts", row.average()},
+          {"stddev_ts", row.deviation()},
+          {"samples_ts", samples},
+          {"order", row.by_cluster ? "cluster" : "token"}};
 }
 
 void run(const BenchModelFlags& flags, bool random) {
@@ -55,6 +61,7 @@ void run(const BenchModelFlags& flags, bool random) {
   options.prompts = prompts_of(flags);
   options.generated = parse_count(flags.generated, "--n-gen", 0, kMostTokens);
   options.repetitions = flags.repetitions;
+  options.order = flags.order;
   options.context.kv_type = parse_dtype(flags.kv_type);
   options.context.device = device;
   if (!flags.gpu_memory.empty()) options.context.gpu_memory = parse_bytes(flags.gpu_memory, "--gpu-memory");
@@ -107,6 +114,11 @@ void add_bench_model(CLI::App& bench) {
   verb.add_option("-r,--repetitions", flags->repetitions, "of each test")->check(whole_number(1, 10'000));
   verb.add_option("--kv-type", flags->kv_type, "type of keys and values: f32, f16, bf16, q8 or q4")
       ->check(CLI::IsMember({"f32", "f16", "bf16", "q8", "q4"}));
+  verb.add_option("--order", flags->order,
+                  "order of keys and values in memory on the CPU: token, cluster (of a single saap, kmeans, "
+                  "ivf or squeezed), or "
+                  "auto: cluster where a single one is named, as ask has it for several questions")
+      ->check(CLI::IsMember({"auto", "token", "cluster"}));
   verb.add_option("--gpu-memory", flags->gpu_memory, "limit of GPU memory, e.g. 24GiB")->check(byte_size());
   add_attention_flag(verb, flags->specs, false);
   verb.callback([flags, random] { run(*flags, random->count() > 0); });

@@ -10,6 +10,7 @@
 #include "base/cancel.h"
 #include "base/rng.h"
 #include "engine/context.h"
+#include "engine/row_order.h"
 #include "lab/bench/common.h"
 #include "lodestone/error.h"
 
@@ -34,6 +35,7 @@ class Bench {
     methods_.push_back({parse_spec("full"), context_.attach(parse_spec("full"))});
     for (const Spec& spec : specs)
       if (spec.name != "full") methods_.push_back({spec, context_.attach(spec)});
+    if (options.order == "cluster") expect_order(context_);
   }
 
   void go_to(std::int64_t depth) {
@@ -58,8 +60,12 @@ class Bench {
   void answers(std::int64_t depth, std::vector<ModelBenchRow>& rows) {
     if (options_.generated == 0) return;
     const std::size_t first = rows.size(), methods = depth == 0 ? 1 : methods_.size();
+    const bool by_cluster = depth > 0 && options_.order != "token" && order_rows(context_);
     for (std::size_t i = 0; i < methods; ++i)
-      rows.push_back({.attention = methods_[i].spec.str(), .generated = options_.generated, .depth = depth});
+      rows.push_back({.attention = methods_[i].spec.str(),
+                      .generated = options_.generated,
+                      .depth = depth,
+                      .by_cluster = by_cluster});
     for (int repetition = -1; repetition < options_.repetitions; ++repetition) {
       for (std::size_t i = 0; i < methods; ++i) {
         const double us =

@@ -18,12 +18,16 @@ struct ModelBenchOptions {
   std::vector<std::int64_t> prompts = {512};  ///< tokens of one prompt; none: no prompts are timed
   std::int64_t generated = 32;                ///< tokens of one answer; 0: none are timed
   int repetitions = 3;
+  /// Of keys and values in memory, as `ask` has it: "token", "cluster" (InputError where no single method has one), or
+  /// "auto": cluster where a single method has one, on the CPU.
+  std::string order = "auto";
   ContextOptions context;  ///< its room is set here
 };
 
 struct ModelBenchRow {
   std::string attention;  ///< of generated tokens; prompts are read densely, as everywhere
   std::int64_t prompt = 0, generated = 0, depth = 0;  ///< one of the first two is 0
+  bool by_cluster = false;                            ///< the order of keys and values in memory
   std::vector<double> seconds;                        ///< of each repetition
 
   std::string test() const;  ///< "pp512 @ d4096"
