@@ -58,15 +58,17 @@ _SEEN = "_lodestone_is_causal"
 class LodestoneLayer(DynamicLayer):
     """A cache layer whose rows lie in one buffer that doubles when it is full: appending copies new rows alone.
 
-    Once they are indexed on a GPU the selector holds them, and what update() returns are the new rows alone.
+    Once they are indexed on a GPU the selector holds them, and what update() returns are the new rows alone: all_rows() has the others.
     """
 
     keys: torch.Tensor  # [B, Hkv, S, d]; S = 0 where the selector holds them
     values: torch.Tensor
 
-    def __init__(self, selector: Selector | None = None, tokens: int = 0) -> None:
+    def __init__(self, selector: Selector | None = None, tokens: int = 0, config: Any = None) -> None:
         super().__init__()
         self.selector = selector
+        self._config = config  # which names the model's attention
+        self.attended = False  # whether our attention has met its rows
         self._expected = tokens  # of the document that will be read; 0 = unknown
         self.indexed = 0  # tokens of the document; 0 = still reading, attention is dense
         self.held = 0  # tokens whose rows the selector holds; 0 = rows lie in the buffer
@@ -91,16 +93,23 @@ class LodestoneLayer(DynamicLayer):
             )
         tokens = old + key_states.shape[-2]
         if self.held > 0:
+            _check_attention("ask", self._config)
+            keys, values = self._alike(key_states), self._alike(value_states)
             self.held = tokens  # attention brings them to the selector
-            keys, values = key_states, value_states
         else:
             self._reserve(tokens, key_states, value_states)
             assert self._k is not None and self._v is not None
             self._k[:, :, old:tokens] = key_states
             self._v[:, :, old:tokens] = value_states
             keys, values = self.keys, self.values = self._k[:, :, :tokens], self._v[:, :, :tokens]
-        setattr(keys, _MARK, weakref.ref(self))  # no cycle: a dropped document gives its memory back at once
+        for rows in (keys, values):
+            setattr(rows, _MARK, weakref.ref(self))  # no cycle: a dropped document gives its memory back at once
         return keys, values
+
+    def _alike(self, rows: torch.Tensor) -> torch.Tensor:
+        """In the type of the document's rows, which autocast may have made another; the numbers of a row side by side."""
+        rows = rows.to(self.keys.dtype)
+        return rows if rows.stride(-1) == 1 else rows.contiguous()
 
     def get_seq_length(self) -> int:
         """Tokens so far, wherever their rows lie."""
@@ -122,12 +131,13 @@ class LodestoneLayer(DynamicLayer):
 
     def cut(self, tokens: int) -> None:
         """Back to the first `tokens` tokens; the buffer's memory stays for reuse."""
+        tokens = max(0, tokens)
         if tokens >= self.get_seq_length():
             return
-        self.held = min(self.held, tokens)
-        self.keys, self.values = self.keys[:, :, :tokens], self.values[:, :, :tokens]
         if self.selector is not None:
             self.selector.roll_back(tokens)
+        self.held = min(self.held, tokens)
+        self.keys, self.values = self.keys[:, :, :tokens], self.values[:, :, :tokens]
 
     def crop(self, tokens: int) -> None:
         """transformers' own word for it: -n takes n rows away; a positive n, of its first 5.x versions alone, is what stays."""
@@ -136,28 +146,38 @@ class LodestoneLayer(DynamicLayer):
     def reset(self) -> None:
         """Forgets all tokens; those that come next are read densely until index()."""
         self.cut(0)
+        self._drop_buffer()
         self.indexed = 0
-        self._k = self._v = None
 
     def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         raise InputError("lodestone: expected greedy decoding or sampling, found beam search, which reorders the cache")
 
-    def index(self) -> None:
-        """Declares the rows so far the document and indexes them."""
-        self.indexed = self.get_seq_length()
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        raise InputError("lodestone: expected one sequence, found a kind of generation that repeats the cache for several")
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        raise InputError("lodestone: expected one sequence, found a kind of generation that takes some of several out of the cache")
+
+    def index(self, leave: bool = True) -> None:
+        """Declares the rows so far the document and indexes them; on a GPU the selector alone keeps them, if `leave`."""
+        if self.held > 0:
+            raise InputError("lodestone: expected rows in the cache to index, found them indexed already; reset() the layer and read them again")
         if self.selector is not None:
             if self.keys.shape[0] != 1:
                 raise InputError(f"lodestone: expected one sequence to index, found a batch of {self.keys.shape[0]}")
             self.selector.build(self.keys[0], self.values[0], stream=_stream(self.keys))
-            if self.keys.is_cuda:
-                self._leave_rows_to_selector()
+        self.indexed = self.get_seq_length()
+        if self.selector is not None and self.keys.is_cuda and leave:
+            self._drop_buffer()
+            self.held = self.indexed
 
-    def _leave_rows_to_selector(self) -> None:
-        for rows in (self._k, self._v):
-            assert rows is not None
-            _let_go(rows)
+    def _drop_buffer(self) -> None:
+        if self._k is None or self._v is None:
+            return
+        _let_go(self._k)
+        _let_go(self._v)
         self._k = self._v = None
-        self._expected, self.held = 0, self.indexed
+        self._expected = 0
         self.keys, self.values = (rows.new_empty((*rows.shape[:2], 0, rows.shape[3])) for rows in (self.keys, self.values))
 
     def all_rows(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -193,6 +213,10 @@ def _attention(
     if selector is not None and kwargs.get("softcap") is not None:  # before the prefill, not after it
         raise InputError("lodestone: expected plain softmax attention, found 'softcap', which sparse attention here does not know")
     begin = key.shape[2] - query.shape[2]
+    if layer is not None:
+        layer.attended = True
+        if selector is not None and key.is_cuda and getattr(value, _MARK, None) is None:
+            raise InputError("lodestone: expected attention to the values in the cache, found it to others, which the selector does not have")
     if layer is None or selector is None or layer.indexed == 0:
         if selector is not None and selector.wants_prompt and query.shape[0] == 1:
             selector.observe(_rows(query), _rows(key[:, :, begin:]), _rows(value[:, :, begin:]), begin, stream=_stream(query))
@@ -253,6 +277,13 @@ def _eager(
         module, query, key, value, mask, **kwargs
     )
     return found
+
+
+def _check_attention(who: str, config: Any) -> None:
+    """InputError where a model's attention is not ours any more: it would attend to what it finds in the cache, and nobody would know."""
+    found = config._attn_implementation
+    if found != _NAME:
+        raise InputError(f"{who}: expected the attention that attach() gave the model, found '{found}'; call attach() again")
 
 
 def _stream(x: torch.Tensor) -> torch.cuda.Stream | None:
@@ -497,6 +528,8 @@ class Attached:
         before = config._attn_implementation
         self._before = "sdpa" if before == _NAME else before
         model.set_attn_implementation(_NAME)
+        if config._attn_implementation != _NAME:  # transformers has said so in a warning alone
+            raise InputError(f"attach: expected a model whose attention can be replaced, found {config.model_type}, whose code attends by itself")
 
     def detach(self) -> None:
         """Gives the model the attention back that it had; its documents cannot be asked then until it is attached again."""
@@ -532,10 +565,8 @@ class Attached:
         return ids.to(here)
 
     def check_attention(self, who: str) -> None:
-        """InputError where the model's attention is not ours any more: it would attend densely, and nobody would know."""
-        found = self._config._attn_implementation
-        if found != _NAME:
-            raise InputError(f"{who}: expected the attention that attach() gave the model, found '{found}'; call attach() again")
+        """InputError where the model's attention is not ours any more."""
+        _check_attention(who, self._config)
 
     def _selector(self, layer: int) -> Selector | None:
         if self.spec == "full":
@@ -572,6 +603,13 @@ class Attached:
                         return torch.device(parameter.device)
         return torch.device(self.model.get_input_embeddings().weight.device)
 
+    def _keys_move(self) -> bool:
+        """Whether layers attend to another's keys on another device, to which transformers copies what the cache returned: all must be there."""
+        modules: list[Any] = [module for module in self.model.get_decoder().modules() if hasattr(module, "layer_idx")]
+        if not any(getattr(module, "is_kv_shared_layer", False) for module in modules):
+            return False
+        return len({self._device_of(int(module.layer_idx)) for module in modules}) > 1
+
     def new_cache(self, tokens: int = 0) -> Cache:
         """A cache whose full-attention layers can be indexed, with room for so many; the other layers are transformers' own."""
         cache = DynamicCache(config=self.model.config)
@@ -583,7 +621,7 @@ class Attached:
                 selector = self._selector(i)
                 if selector is not None and full < selector.dense_layers:
                     selector = None
-                cache.layers[i] = LodestoneLayer(selector, tokens)
+                cache.layers[i] = LodestoneLayer(selector, tokens, self._config)
                 full += 1
         if full == 0:
             raise InputError(f"attach: expected a model with full-attention layers, found none among {len(cache.layers)}")
@@ -604,8 +642,17 @@ class Attached:
         cache = self.new_cache(input_ids.shape[1])
         for part in input_ids.split(chunk, dim=1):
             self.model(input_ids=part, use_cache=True, logits_to_keep=1, **{self.cache_argument: cache})
+            self._expect_attended(cache)
         self._index(cache)
         return HfDocument(self, input_ids, cache)
+
+    def _expect_attended(self, cache: Cache) -> None:
+        """InputError where layers that a model has filled were not attended to by us: its own code would be dense, or see new rows alone."""
+        for layer in _filled(cache):
+            if layer.selector is not None and not layer.attended:
+                raise InputError(
+                    f"attach: expected a model whose attention can be replaced, found {self._config.model_type}, whose code attends by itself"
+                )
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -623,6 +670,7 @@ class Attached:
             return self.model(input_ids=input_ids).logits
         cache = self.new_cache(dense)
         first = self.model(input_ids=input_ids[:, :dense], use_cache=True, **{self.cache_argument: cache}).logits
+        self._expect_attended(cache)
         self._index(cache)
         last = self.model(input_ids=input_ids[:, dense:], use_cache=True, **{self.cache_argument: cache}).logits
         return torch.cat([first, last], dim=1)
@@ -651,6 +699,9 @@ class Attached:
         if about.get("model") != self.fingerprint:
             raise InputError(f"load: {where}: expected a document of this model, found keys of another: weights or RoPE differ")
         input_ids = self.ids_here(f"load: {where}", "the document's ids [1, tokens]", tensors["input_ids"])
+        tried = self.new_cache()
+        self.model(input_ids=input_ids[:, :1], use_cache=True, **{self.cache_argument: tried})
+        self._expect_attended(tried)
         for i, layer in enumerate(cache.layers):
             if not isinstance(layer, LodestoneLayer):
                 state = {name: None for name in _names(f"layers.{i}.", tensors, plain)} | vars(layer)
@@ -673,18 +724,23 @@ class Attached:
         return HfDocument(self, input_ids, cache)
 
     def _index(self, cache: Cache) -> None:
-        # Layers that use another's keys (Gemma 4) leave their own place in the cache empty.
-        layers = [layer for layer in cache.layers if isinstance(layer, LodestoneLayer) and layer.get_seq_length() > 0]
+        layers = _filled(cache)
         if len(layers) == 0:
             raise InputError("lodestone: expected a model that fills the cache which it is given, found one that leaves it empty")
+        leave = not self._keys_move()
         for layer in layers:
-            layer.index()
-            if layer.held > 0:
-                torch.cuda.empty_cache()  # PyTorch keeps what the layer's rows had; the next layer's blocks need it
+            if layer.keys.is_cuda:
+                torch.cuda.empty_cache()  # PyTorch keeps what the last layer's rows had; this one's blocks need it
+            layer.index(leave)
         sparse = [(layer, layer.selector) for layer in layers if layer.selector is not None]
         if sparse:
             selectors, keys, values = zip(*((selector, layer.keys[0], layer.values[0]) for layer, selector in sparse))
             finish(selectors, keys, values, stream=_stream(keys[0]))
+
+
+def _filled(cache: Cache) -> list[LodestoneLayer]:
+    """Its layers but for those that use another's keys (Gemma 4) and leave their own place empty."""
+    return [layer for layer in cache.layers if isinstance(layer, LodestoneLayer) and layer.get_seq_length() > 0]
 
 
 def _full_layers(cache: Cache) -> list[int]:

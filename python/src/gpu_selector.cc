@@ -209,8 +209,7 @@ nb::object SelectorOnGpu::select(const ArrayArgument& q, std::int64_t begin, con
 }
 
 std::pair<NumpyRows, NumpyRows> SelectorOnGpu::rows(nb::handle stream) {
-  const Caller caller(device_.value(), stream);
-  LayerSelector& layer = layer_->selector;
+  const auto handle = reinterpret_cast<cuda::StreamHandle>(stream_handle(stream));
   const LayerGeometry& geometry = host_.geometry;
   std::vector<char> k, v;
   std::int64_t tokens = 0;
@@ -218,12 +217,14 @@ std::pair<NumpyRows, NumpyRows> SelectorOnGpu::rows(nb::handle stream) {
   {
     const nb::gil_scoped_release release;
     const std::lock_guard lock(host_.mutex);
+    if (layer_ == nullptr) throw InputError(kNoRowsOnGpu);
+    const LayerSelector& layer = layer_->selector;
     tokens = layer.tokens();
     type = layer.type();
     const std::int64_t bytes = geometry.kv_heads * tokens * geometry.head_dim * bytes_of(type);
     k.resize(static_cast<std::size_t>(bytes));
     v.resize(static_cast<std::size_t>(bytes));
-    layer.download(k.data(), v.data(), caller.at);
+    layer_->selector.download(k.data(), v.data(), {layer.device(), handle});
   }
   const std::vector<std::size_t> shape = {static_cast<std::size_t>(geometry.kv_heads),
                                           static_cast<std::size_t>(tokens),

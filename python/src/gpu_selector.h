@@ -17,6 +17,11 @@
 
 namespace lode::python {
 
+/// What rows() says where none lie on a GPU.
+inline constexpr const char* kNoRowsOnGpu =
+    "rows: expected a selector that was built on a GPU, found another: on the CPU keys and values lie in the "
+    "caller's arrays alone";
+
 class SelectorOnGpu {
  public:
   /// What belongs to the selector on the host, and outlives this; `mutex` is taken without the GIL.
@@ -48,7 +53,7 @@ class SelectorOnGpu {
   nb::object attend(const ArrayArgument& q, std::int64_t begin, const Keys& keys, bool return_lse,
                     const GpuOptions& options);
   nb::object select(const ArrayArgument& q, std::int64_t begin, const Keys& keys, const GpuOptions& options);
-  /// A copy of the rows that lie there, as NumPy arrays.
+  /// A copy of the rows that lie there, as NumPy arrays. InputError where none do.
   std::pair<NumpyRows, NumpyRows> rows(nb::handle stream);
   /// For selectors that hear queries alone (HearsQueries).
   void observe(const ArrayArgument& q, std::int64_t begin, const GpuOptions& options);

@@ -65,7 +65,7 @@ nb::object SelectorOnGpu::select(const ArrayArgument&, std::int64_t, const Keys&
   refuse();
 }
 std::pair<NumpyRows, NumpyRows> SelectorOnGpu::rows(nb::handle) {
-  refuse();
+  throw InputError(kNoRowsOnGpu);
 }
 void SelectorOnGpu::observe(const ArrayArgument&, std::int64_t, const GpuOptions&) {
   refuse();

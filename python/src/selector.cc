@@ -189,11 +189,6 @@ class PySelector {
 
   nb::object rows(nb::handle stream) {
     process_.check("Selector");
-    if (!on_gpu_->device())
-      throw InputError(
-          "rows: expected a selector that was built on a GPU, found another: on the CPU keys and values lie "
-          "in "
-          "the caller's arrays alone");
     auto [k, v] = on_gpu_->rows(stream);
     return nb::make_tuple(std::move(k), std::move(v));
   }
@@ -475,7 +470,9 @@ void bind_selector(nb::module_& m) {
                    .c_str()),
            "The keys outside of sink and window that the method chooses for query tokens.\n\n"
            "q: float32 [T, Hq, d], after RoPE; begin: position of the first query token;\n"
-           "k, v: float32, float16 or bfloat16 [Hkv, S, d], S >= begin + T: the queries' own rows too.\n"
+           "k, v: float32, float16 or bfloat16 [Hkv, S, d] from token `first` on (0), first + S >= begin + "
+           "T: the\n"
+           "queries' own rows too.\n"
            "Returns (kv_head, query_heads, token_begin, token_end, rows, log_weights) for each set of query "
            "heads\n"
            "and tokens [token_begin, token_end) that share a choice: rows int32 [n], log_weights float32 [n] "
@@ -534,7 +531,9 @@ void bind_selector(nb::module_& m) {
       "built.\n\n"
       "selectors: one a layer, all of one spec; keys, values: of each [Hkv, S, d], those it was built with.\n"
       "InputError when they are not. Does nothing for methods that decide layer by layer.\n"
-      "Arrays on a GPU: of selectors that were built there; waits for the stream.");
+      "Arrays on a GPU: of selectors that were built there, whose own rows are read; the arrays say the "
+      "place alone.\n"
+      "Waits for the stream.");
 }
 
 }  // namespace lode::python

@@ -308,6 +308,28 @@ def test_a_layer_is_cropped_in_either_way_of_transformers():
         assert layer.get_seq_length() == 40
 
 
+def test_layers_that_hold_nothing_and_cuts_beyond_the_first_token():
+    empty = hf.LodestoneLayer()
+    empty.crop(-1)
+    assert empty.get_seq_length() == 0
+    document = hf.attach(tiny("llama"), "topk:k=20,window=16").read(torch.randint(2, 200, (1, 50)))
+    for layer in document.cache.layers:
+        layer.crop(-500)
+        assert layer.get_seq_length() == 0
+        layer.reset()
+        layer.crop(-1)
+        assert layer.get_seq_length() == 0 and layer.keys.untyped_storage().nbytes() == 0
+
+
+def test_what_would_change_the_batch_leaves_a_document_whole():
+    document, question = hf.attach(tiny("llama"), "topk:k=20,window=16").read(torch.randint(2, 200, (1, 50))), torch.randint(2, 200, (1, 5))
+    want = document.ask(question, max_new_tokens=4)
+    for change in (lambda: document.cache.batch_repeat_interleave(2), lambda: document.cache.batch_select_indices(torch.tensor([0, 0]))):
+        with pytest.raises(lodestone.InputError, match="one sequence"):
+            change()
+        assert torch.equal(document.ask(question, max_new_tokens=4), want)
+
+
 def test_a_generation_config_says_how_to_generate():
     document = hf.attach(tiny("llama"), "topk:k=20,window=16").read(torch.randint(2, 200, (1, 50)))
     given = transformers.GenerationConfig(do_sample=True, max_new_tokens=3, pad_token_id=0)
@@ -379,6 +401,24 @@ def test_models_of_other_attention_are_refused_before_the_prefill():
         attached.read(torch.randint(2, 200, (1, 50)))
     with pytest.raises(lodestone.InputError, match="model of transformers"):
         hf.attach(None, "topk:k=20")
+
+
+def test_models_whose_code_attends_by_itself_are_refused(tmp_path):
+    config = transformers.FalconConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_kv_heads=2, vocab_size=200, new_decoder_architecture=True)
+    model, ids = transformers.AutoModelForCausalLM.from_config(config).eval(), torch.randint(2, 200, (1, 50))
+    with pytest.raises(lodestone.InputError, match="can be replaced, found falcon"):
+        hf.attach(model, "topk:k=20,dense_layers=0")
+    # One that transformers believes to be replaced, and is not.
+    model, path = tiny("llama"), tmp_path / "d.safetensors"
+    attached = hf.attach(model, "topk:k=20,window=16")
+    attached.read(ids).save(path)
+    transformers.AttentionInterface.register("lodestone", transformers.integrations.sdpa_attention.sdpa_attention_forward)
+    try:
+        for call in (lambda: attached.read(ids), lambda: attached.logits(ids, 5), lambda: attached.load(path)):
+            with pytest.raises(lodestone.InputError, match="can be replaced, found llama"):
+                call()
+    finally:
+        transformers.AttentionInterface.register("lodestone", hf._attention)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

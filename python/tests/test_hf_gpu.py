@@ -6,7 +6,7 @@ import gc
 import pytest
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
 from test_hf import FAMILIES, Words, logits_after, tiny  # noqa: E402
 
@@ -116,6 +116,43 @@ def test_a_cache_that_is_cut_within_the_document_or_reset():
         assert document.cache.get_seq_length() == 0
         model(input_ids=ids[:, :350].cuda(), use_cache=True, **cache)
         torch.testing.assert_close(model(input_ids=question.cuda(), use_cache=True, **cache).logits, want, atol=2e-3, rtol=2e-3)
+
+
+def test_a_layer_whose_rows_the_selector_holds_is_not_indexed_again():
+    document, question = hf.attach(on_gpu("llama"), "topk:k=20,window=16").read(ids_of(200)), ids_of(5)
+    want = document.ask(question, max_new_tokens=4)
+    for layer in document.cache.layers:
+        with pytest.raises(lodestone.InputError, match="indexed already"):
+            layer.index()
+    assert torch.equal(document.ask(question, max_new_tokens=4), want)
+
+
+def test_attention_that_is_not_ours_does_not_meet_a_document():
+    model = on_gpu("llama")
+    attached = hf.attach(model, "topk:k=20,window=16")
+    document, token = attached.read(ids_of(200)), ids_of(1).cuda()
+    want = document.ask(ids_of(1) * 0 + 7, max_new_tokens=4)
+    attached.detach()
+    with pytest.raises(lodestone.InputError, match="call attach"), torch.no_grad():
+        model(input_ids=token, use_cache=True, **{attached.cache_argument: document.cache})
+    again = hf.attach(model, "topk:k=20,window=16")
+    document.roll_back()
+    assert torch.equal(document.ask(ids_of(1) * 0 + 7, max_new_tokens=4), want) and again.model is model
+
+
+def test_a_question_in_another_type_than_the_document():
+    model, ids, question = on_gpu("llama"), ids_of(200), ids_of(5)
+    document = hf.attach(model, "topk:k=100%,sink=1,window=16").read(ids)
+    want = logits_after(model, document, question)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        torch.testing.assert_close(logits_after(model, document, question), want, atol=5e-2, rtol=5e-2, check_dtype=False)
+
+
+def test_attention_to_other_values_than_those_of_the_cache_is_refused():
+    config = transformers.DiffLlamaConfig(hidden_size=128, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=200)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval().to("cuda")
+    with pytest.raises(lodestone.InputError, match="values in the cache"):
+        hf.attach(model, "topk:k=20,window=16").read(ids_of(100))
 
 
 def test_a_selector_says_which_rows_are_missing():

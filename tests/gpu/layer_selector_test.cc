@@ -201,6 +201,8 @@ TEST(GpuLayerSets, RowsThatAreThereNeedNotBeBroughtAgain) {
   };
   EXPECT_THROW(answer(rows_from(layer, 704, 706)), InputError);
   const std::vector<float> all = answer(layer.rows(706));
+  EXPECT_THROW(answer(rows_from(layer, 704, 706)), InputError);
+  EXPECT_EQ(layer.gpu->tokens(), 706) << "a call that is refused changes nothing";
   layer.gpu->roll_back(703);
   EXPECT_EQ(answer(rows_from(layer, 703, 706)), all);
   layer.gpu->roll_back(703);

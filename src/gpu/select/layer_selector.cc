@@ -324,10 +324,6 @@ cuda::TakenRows LayerSelector::take(const CallerRows& rows, std::int64_t begin, 
         fmt::format("Selector: expected at most {} tokens on a GPU, found {}", kMostTokens, end));
   if (range_ != nullptr && layout_.type != rows.type && begin > 0)
     throw InputError("k: expected the type of number that the index was built with, found another");
-  if (begin < end && begin < rows.first)
-    throw InputError(
-        fmt::format("k: expected rows from token {} on, which no call has brought, found them from {} on",
-                    begin, rows.first));
   if (range_ == nullptr || layout_.type != rows.type) {
     const cuda::KvLayout layout = {geometry_.kv_heads, geometry_.head_dim, rows.type, 0};
     wait(stream);
@@ -351,11 +347,17 @@ cuda::TakenRows LayerSelector::take(const CallerRows& rows, std::int64_t begin, 
 void LayerSelector::take_call(const CallerQueries& queries, const CallerRows& rows,
                               const cuda::CallerStream& stream) {
   const std::int64_t end = queries.begin + queries.tokens;
-  if (queries.begin >= built_ && queries.begin < taken_) {
+  const bool anew = queries.begin >= built_ && queries.begin < taken_;
+  const std::int64_t begin = std::min(anew ? queries.begin : taken_, end);
+  if (begin < end && begin < rows.first)
+    throw InputError(
+        fmt::format("k: expected rows from token {} on, which no call has brought, found them from {} on",
+                    begin, rows.first));
+  if (anew) {
     taken_ = queries.begin;
     if (chooser_ != nullptr) chooser_->roll_back(0, taken_);
   }
-  const cuda::TakenRows arriving = take(rows, std::min(taken_, end), end, stream);
+  const cuda::TakenRows arriving = take(rows, begin, end, stream);
   make_room(end, queries.tokens, stream);
   const auto turning = static_cast<int>(geometry_.rope->turning_pairs());
   const std::int64_t bytes =

@@ -175,7 +175,7 @@ void GpuBuckets::take_networks(const GpuKeys& keys, cuda::StreamHandle stream) {
     if (!supports(*choice, geometry_.query_heads / geometry_.kv_heads)) {
       throw InputError(
           fmt::format("attention spec '{}': expected at most {} buckets with --device cuda, found "
-                      "{}; --device cpu takes any",
+                      "{}; index it again, or ask with --device cpu, which takes any",
                       spec_.str(), kMostBucketsOfGpu, choice->queries.front().buckets));
     }
     if (!allocated) allocate(*choice);
