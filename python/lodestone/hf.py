@@ -64,9 +64,10 @@ class LodestoneLayer(DynamicLayer):
     keys: torch.Tensor  # [B, Hkv, S, d]; S = 0 where the selector holds them
     values: torch.Tensor
 
-    def __init__(self, selector: Selector | None = None, tokens: int = 0, config: Any = None) -> None:
+    def __init__(self, selector: Selector | None = None, tokens: int = 0, config: Any = None, scale: float = 1.0) -> None:
         super().__init__()
         self.selector = selector
+        self.scale = scale  # of the selector's scores
         self._config = config  # which names the model's attention
         self.attended = False  # whether our attention has met its rows
         self._expected = tokens  # of the document that will be read; 0 = unknown
@@ -121,8 +122,9 @@ class LodestoneLayer(DynamicLayer):
         capacity = max(256, self._expected + 256, 2 * tokens if self._k is not None else tokens + 256)
         old = self.get_seq_length()
         grown = []  # both before either is taken: there may be memory for one alone
+        dtype = torch.promote_types(k.dtype, v.dtype)  # autocast may make them differ
         for like, before in ((k, self._k), (v, self._v)):
-            rows = torch.empty((*like.shape[:2], capacity, like.shape[-1]), dtype=like.dtype, device=like.device)
+            rows = torch.empty((*like.shape[:2], capacity, like.shape[-1]), dtype=dtype if before is None else before.dtype, device=like.device)
             if before is not None:
                 rows[:, :, :old] = before[:, :, :old]
                 _let_go(before)
@@ -218,8 +220,8 @@ def _attention(
         if selector is not None and key.is_cuda and getattr(value, _MARK, None) is None:
             raise InputError("lodestone: expected attention to the values in the cache, found it to others, which the selector does not have")
     if layer is None or selector is None or layer.indexed == 0:
-        if selector is not None and selector.wants_prompt and query.shape[0] == 1:
-            selector.observe(_rows(query), _rows(key[:, :, begin:]), _rows(value[:, :, begin:]), begin, stream=_stream(query))
+        if layer is not None and selector is not None and selector.wants_prompt and query.shape[0] == 1:
+            selector.observe(_queries(query, scaling, layer), _rows(key[:, :, begin:]), _rows(value[:, :, begin:]), begin, stream=_stream(query))
         reads = layer is not None and query.shape[0] == 1 and not query.requires_grad and kwargs.get("softcap") is None
         if reads and (sinks is not None or _on_matrix_unit(query)) and _is_causal(attention_mask):
             output = _with_sinks(sinks, query, attend_causal, _rows(query), key[0], value[0], scaling)
@@ -236,12 +238,12 @@ def _attention(
     begin += first
     if sinks is not None:
         attend = functools.partial(selector.attend, return_lse=True, first=first)
-        output = _with_sinks(sinks, query, attend, _rows(query), begin, key[0], value[0])
+        output = _with_sinks(sinks, query, attend, _queries(query, scaling, layer), begin, key[0], value[0])
     elif query.device.type == "cpu":
-        output = torch.from_numpy(selector.attend(_rows(query), begin, key[0], value[0]))
+        output = torch.from_numpy(selector.attend(_queries(query, scaling, layer), begin, key[0], value[0]))
     else:
         output = torch.empty(query.shape[2], query.shape[1], query.shape[3], dtype=torch.float32, device=query.device)
-        selector.attend(_rows(query), begin, key[0], value[0], first=first, stream=_stream(query), out=output)
+        selector.attend(_queries(query, scaling, layer), begin, key[0], value[0], first=first, stream=_stream(query), out=output)
     return output.to(query.dtype)[None], None
 
 
@@ -313,6 +315,13 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
     return rows.detach() if rows.requires_grad else rows
 
 
+def _queries(query: torch.Tensor, scaling: float | None, layer: LodestoneLayer) -> torch.Tensor:
+    """As _rows, so that the selector's scale makes the scores that `scaling` would: OPT scales queries itself, and asks for 1."""
+    wanted = query.shape[3] ** -0.5 if scaling is None else scaling
+    rows = _rows(query)
+    return rows if wanted == layer.scale else rows * (wanted / layer.scale)
+
+
 def _copy(value: Any) -> Any:
     """Tensors of a cache layer's state, copied; the rest as it is."""
     if isinstance(value, torch.Tensor):
@@ -360,7 +369,7 @@ class HfDocument:
         """Generates after the document and the question [1, n]; returns the new tokens [m] and rolls the cache back.
 
         `generate` takes what transformers' generate() takes, for one sequence; without a generation_config of its own the answer is
-        greedy and has at most 128 tokens. Threads take turns. InputError for ids that the model does not have, and for beam search,
+        greedy and has at most 128 tokens, unless max_length says the end. Threads take turns. InputError for ids that the model does not have, and for beam search,
         drafts and whatever reads the document once more.
         """
         question_ids = self.attached.ids_here("ask", "question ids [1, n], n > 0", question_ids)
@@ -383,12 +392,15 @@ class HfDocument:
             raise InputError("ask: expected use_cache=True, found False: the document lies in the cache")
         if (wanted("num_beams") or 1) != 1:
             raise InputError("lodestone: expected greedy decoding or sampling, found beam search, which reorders the cache")
+        if (wanted("num_return_sequences") or 1) != 1:
+            raise InputError("ask: expected num_return_sequences=1, found more: ask again for each, with another seed where it samples")
         if any(wanted(name) for name in ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit")):
             raise InputError("ask: expected generation without drafts, found assisted generation, which reads the document once more")
         ids = torch.cat([self.input_ids, question_ids.to(self.input_ids.dtype)], dim=1)
         if own_config is None:
             generate.setdefault("do_sample", False)
-            max_new_tokens = 128 if max_new_tokens is None else max_new_tokens
+            if max_new_tokens is None and generate.get("max_length") is None:
+                max_new_tokens = 128
         if max_new_tokens is not None:
             generate["max_new_tokens"] = max_new_tokens
         with self._turn:
@@ -505,6 +517,8 @@ class Attached:
         config = model.config.get_text_config(decoder=True)
         if not getattr(model, "_supports_sdpa", True) and config.model_type not in _WITH_SINKS:
             raise InputError(f"attach: expected a model that can attend by SDPA, found {config.model_type}, whose attention is another")
+        if not model.can_generate():
+            raise InputError(f"attach: expected a model that generates text, found {type(model).__name__}")
         _check_device(next(model.parameters()).device)
         modules: list[Any] = [module for module in model.get_decoder().modules() if hasattr(module, "layer_idx")]
         self._scales = {int(m.layer_idx): float(m.scaling) for m in modules if isinstance(getattr(m, "scaling", None), float)}
@@ -519,6 +533,7 @@ class Attached:
         self._config = config
         names = inspect.signature(model.forward).parameters
         self.cache_argument = "cache" if "cache" in names else "past_key_values"  # as this transformers calls it
+        self._takes_positions = "position_ids" in names
         layers = _full_layers(self.new_cache())  # a wrong spec is an error now, not after the prefill
         frequencies, _ = _rope(model)
         if spec != "full" and frequencies is not None and any(2 * len(frequencies) != self._shape(layer)[1] for layer in layers):
@@ -581,10 +596,14 @@ class Attached:
             kv_heads,
             head_dim,
             layer=layer,
-            scale=self._scales.get(layer),
+            scale=self._scale(layer),
             inverse_frequencies=frequencies,
             attention_scaling=scaling,
         )
+
+    def _scale(self, layer: int) -> float:
+        """Of a layer's scores, by its own word."""
+        return self._scales.get(layer) or self._shape(layer)[1] ** -0.5
 
     def _shape(self, layer: int) -> tuple[int, int]:
         """KV heads and head dimension of a layer."""
@@ -621,7 +640,7 @@ class Attached:
                 selector = self._selector(i)
                 if selector is not None and full < selector.dense_layers:
                     selector = None
-                cache.layers[i] = LodestoneLayer(selector, tokens, self._config)
+                cache.layers[i] = LodestoneLayer(selector, tokens, self._config, self._scale(i))
                 full += 1
         if full == 0:
             raise InputError(f"attach: expected a model with full-attention layers, found none among {len(cache.layers)}")
@@ -641,10 +660,17 @@ class Attached:
             raise InputError(f"read: expected a chunk of 1 token or more, found {chunk}")
         cache = self.new_cache(input_ids.shape[1])
         for part in input_ids.split(chunk, dim=1):
-            self.model(input_ids=part, use_cache=True, logits_to_keep=1, **{self.cache_argument: cache})
+            self._forward(part, cache, logits_to_keep=1)
             self._expect_attended(cache)
         self._index(cache)
         return HfDocument(self, input_ids, cache)
+
+    def _forward(self, input_ids: torch.Tensor, cache: Cache, **more: Any) -> Any:
+        """One pass over ids [1, T] behind what is in the cache. Some models (Bamba) count positions from 0 where nobody says them."""
+        if self._takes_positions:
+            begin = cache.get_seq_length()
+            more["position_ids"] = torch.arange(begin, begin + input_ids.shape[1], device=input_ids.device)[None]
+        return self.model(input_ids=input_ids, use_cache=True, **{self.cache_argument: cache}, **more)
 
     def _expect_attended(self, cache: Cache) -> None:
         """InputError where layers that a model has filled were not attended to by us: its own code would be dense, or see new rows alone."""
@@ -669,10 +695,10 @@ class Attached:
         if dense < 1:
             return self.model(input_ids=input_ids).logits
         cache = self.new_cache(dense)
-        first = self.model(input_ids=input_ids[:, :dense], use_cache=True, **{self.cache_argument: cache}).logits
+        first = self._forward(input_ids[:, :dense], cache).logits
         self._expect_attended(cache)
         self._index(cache)
-        last = self.model(input_ids=input_ids[:, dense:], use_cache=True, **{self.cache_argument: cache}).logits
+        last = self._forward(input_ids[:, dense:], cache).logits
         return torch.cat([first, last], dim=1)
 
     @torch.inference_mode(False)
@@ -700,7 +726,7 @@ class Attached:
             raise InputError(f"load: {where}: expected a document of this model, found keys of another: weights or RoPE differ")
         input_ids = self.ids_here(f"load: {where}", "the document's ids [1, tokens]", tensors["input_ids"])
         tried = self.new_cache()
-        self.model(input_ids=input_ids[:, :1], use_cache=True, **{self.cache_argument: tried})
+        self._forward(input_ids[:, :1], tried)
         self._expect_attended(tried)
         for i, layer in enumerate(cache.layers):
             if not isinstance(layer, LodestoneLayer):

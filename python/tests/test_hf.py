@@ -3,6 +3,7 @@
 
 import gc
 import threading
+import warnings
 import weakref
 
 import pytest
@@ -190,6 +191,56 @@ def test_ways_of_generating_that_would_not_go_on_behind_the_document(given, said
         document.ask(question, max_new_tokens=4, **given)
     assert torch.equal(document.ask(question, max_new_tokens=4), want)
     assert torch.equal(document.ask(question, max_new_tokens=4, return_dict_in_generate=True), want)
+
+
+def test_scores_are_those_that_a_model_asks_for_wherever_it_scales():
+    config = transformers.OPTConfig(
+        hidden_size=64, ffn_dim=96, num_hidden_layers=2, num_attention_heads=4, vocab_size=200, max_position_embeddings=600, word_embed_proj_dim=64, init_std=0.3
+    )
+    model, ids, question = transformers.AutoModelForCausalLM.from_config(config).eval(), torch.randint(2, 200, (1, 300)), torch.randint(2, 200, (1, 5))
+    with torch.no_grad():
+        want = model(input_ids=torch.cat([ids, question], 1)).logits[:, -5:]
+    attached = hf.attach(model, "topk:k=100%,sink=1,window=16")  # OPT scales queries itself, and asks attention for a scale of 1
+    torch.testing.assert_close(attached.logits(torch.cat([ids, question], 1), 5)[:, -5:], want, atol=1e-4, rtol=1e-4)
+
+
+def test_positions_go_on_behind_what_is_in_the_cache():
+    if not hasattr(transformers, "BambaConfig"):
+        pytest.skip("this transformers has no Bamba")
+    config = transformers.BambaConfig(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=200, attn_layer_indices=[1],
+        mamba_n_heads=4, mamba_d_head=32, mamba_d_state=16, mamba_n_groups=1, mamba_chunk_size=16, initializer_range=0.3,
+    )
+    model, ids, question = transformers.AutoModelForCausalLM.from_config(config).eval(), torch.randint(2, 200, (1, 300)), torch.randint(2, 200, (1, 5))
+    with torch.no_grad():  # Bamba counts from 0 in each pass unless it is told
+        want = model.generate(input_ids=torch.cat([ids, question], 1), max_new_tokens=6, do_sample=False, return_dict_in_generate=True, output_logits=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        document = hf.attach(model, "topk:k=100%,sink=1,window=16").read(ids, chunk=100)
+    scores = []
+
+    def keep(_, logits):
+        scores.append(logits.clone())
+        return logits
+
+    assert torch.equal(document.ask(question, max_new_tokens=6, logits_processor=[keep]), want.sequences[0, 305:])
+    torch.testing.assert_close(torch.stack(scores), torch.stack(want.logits), atol=1e-3, rtol=1e-3)
+
+
+def test_a_document_that_is_read_under_autocast():
+    model, ids, question = tiny("llama"), torch.randint(2, 200, (1, 300)), torch.randint(2, 200, (1, 5))
+    attached = hf.attach(model, "topk:k=100%,sink=1,window=16")
+    want = logits_after(model, attached.read(ids), question)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = logits_after(model, attached.read(ids), question)
+    torch.testing.assert_close(found, want, atol=5e-2, rtol=5e-2, check_dtype=False)
+
+
+def test_a_length_that_is_asked_for_is_the_length():
+    document = hf.attach(tiny("llama"), "topk:k=20,window=16").read(torch.randint(2, 200, (1, 50)))
+    assert len(document.ask(torch.randint(2, 200, (1, 5)), max_length=58)) == 3
+    with pytest.raises(lodestone.InputError, match="num_return_sequences=1"):
+        document.ask(torch.randint(2, 200, (1, 5)), do_sample=True, num_return_sequences=2)
 
 
 def test_threads_that_ask_one_document_take_turns():
@@ -401,6 +452,8 @@ def test_models_of_other_attention_are_refused_before_the_prefill():
         attached.read(torch.randint(2, 200, (1, 50)))
     with pytest.raises(lodestone.InputError, match="model of transformers"):
         hf.attach(None, "topk:k=20")
+    with pytest.raises(lodestone.InputError, match="generates text, found BertModel"):
+        hf.attach(transformers.BertModel(transformers.BertConfig(hidden_size=64, num_hidden_layers=1, num_attention_heads=4, intermediate_size=96)), "topk:k=20")
 
 
 def test_models_whose_code_attends_by_itself_are_refused(tmp_path):

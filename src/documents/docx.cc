@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "documents/archive.h"
-#include "documents/docx_lists.h"
+#include "documents/docx_styles.h"
 #include "documents/readers.h"
 #include "documents/xml.h"
 #include "lodestone/error.h"
@@ -25,7 +25,8 @@ constexpr std::string_view kPageBreak = "<w:lastRenderedPageBreak";
 
 class Reader {
  public:
-  Reader(bool paged, DocxLists& lists, TextBuilder& out) : out_(out), lists_(lists), page_(paged ? 1 : 0) {
+  Reader(bool paged, DocxStyles& styles, TextBuilder& out)
+      : out_(out), styles_(styles), page_(paged ? 1 : 0) {
     out_.at(page_, 1);
   }
 
@@ -54,11 +55,15 @@ class Reader {
   }
 
   void enter(const XmlEvent& e) {
-    if (e.name == "w:p" && cells_ == 0) out_.break_line(list_ ? 1 : 2), list_ = false;
-    if (e.name == "w:p") head_ = Head::none, spoke_ = false, style_.clear(), place_ = {};
+    if (e.name == "w:p" && cells_ == 0)
+      out_.break_line(list_ ? 1 : 2), after_list_ = std::exchange(list_, false);
+    if (e.name == "w:p") paragraph_ = {};
+    if (e.name == "w:txbxContent" && !e.empty) around_.push_back(std::exchange(paragraph_, {}));
     if (e.name == "w:r" && !e.empty) hidden_.push_back(!hidden_.empty() && hidden_.back());
     if (e.name == "w:vanish" && !in_properties_ && !hidden_.empty())
       hidden_.back() = is_on(e.attribute("w:val"));
+    if (in_properties_ && ((e.name == "w:vanish" && is_on(e.attribute("w:val"))) || e.name == "w:del"))
+      paragraph_.left_out = true;
     if (e.name == "w:tbl") ++tables_, out_.break_line(2);
     if (e.name == "w:tr") out_.break_line(), cell_of_row_ = 0;
     if (e.name == "w:tc") {
@@ -66,8 +71,8 @@ class Reader {
       ++cells_;
     }
     if (e.name == "w:pStyle") style(e.attribute("w:val"));
-    if (e.name == "w:numId") place_.list = e.attribute("w:val");
-    if (e.name == "w:ilvl") place_.level = list_level(e.attribute("w:val"));
+    if (e.name == "w:numId") paragraph_.place.list = e.attribute("w:val");
+    if (e.name == "w:ilvl") paragraph_.place.level = list_level(e.attribute("w:val"));
     if (e.name == "w:tab" && !in_properties_) put("\t");
     if (e.name == "w:pPr") in_properties_ = !e.empty;
     if (e.name == "w:br" || e.name == "w:cr") put("\n");
@@ -89,6 +94,11 @@ class Reader {
     if (name == "w:pPr") in_properties_ = false, number();
     if (name == "w:r" && !hidden_.empty()) hidden_.pop_back();
     if (name == "w:p") end_paragraph();
+    if (name == "w:txbxContent" && !around_.empty()) {
+      paragraph_ = std::move(around_.back());
+      around_.pop_back();
+      if (!paragraph_.prefix.empty()) out_.break_line();
+    }
     if (name == "w:footnote" || name == "w:endnote") note_.clear();
     if (name == "w:p" && cells_ > 0) out_.space();
     if (name == "w:tc") --cells_;
@@ -100,54 +110,71 @@ class Reader {
   }
 
   /// Many documents say their title again in the heading right behind it. A paragraph without text, such as a hidden
-  /// heading, leaves nothing to the next.
+  /// heading, leaves nothing to the next; a cell of a table may hold its number alone.
   void end_paragraph() {
-    const Head head = std::exchange(head_, Head::none);
-    prefix_.clear();
-    if (!std::exchange(spoke_, false)) return;
-    const std::string said = head == Head::none ? std::string() : out_.text().substr(head_begin_);
-    if (head == Head::heading && said == title_) out_.cut(head_begin_);
-    title_ = head == Head::title ? said : std::string();
+    if (cells_ > 0 && paragraph_.numbered && !paragraph_.spoke) put("");
+    const Paragraph ended = std::exchange(paragraph_, {});
+    if (!ended.spoke) return;
+    const std::string said = ended.head == Head::none ? std::string() : out_.text().substr(head_begin_);
+    if (ended.head == Head::heading && said == title_) out_.cut(head_begin_);
+    title_ = ended.head == Head::title ? said : std::string();
   }
 
-  /// What stands in front of the paragraph's text: its number behind the sign of a heading.
+  /// What stands in front of the paragraph's text: its number behind the sign of a heading. What is left out does not count.
   void number() {
-    const std::string mark = lists_.next(style_, place_);
-    list_ = !mark.empty() && prefix_.empty();
-    prefix_ += mark;
+    if (paragraph_.left_out) {
+      list_ = after_list_;
+      return;
+    }
+    const std::string mark = styles_.next(paragraph_.style, paragraph_.place);
+    paragraph_.numbered = !mark.empty();
+    list_ = paragraph_.numbered && paragraph_.prefix.empty();
+    paragraph_.prefix += mark;
   }
 
-  void style(const std::string& name) {
-    style_ = name;
-    if (name == "Title") prefix_ = "# ", head_ = Head::title;
-    if (name == "Heading1") head_ = Head::heading;
-    if (!name.starts_with("Heading") || name.size() != 8) return;
+  /// Word has names in English for its own styles, "heading 1", whatever their ids are; a file without names has ids like them.
+  void style(const std::string& id) {
+    paragraph_.style = id;
+    std::string name;
+    for (const char c : styles_.name_of(id))
+      if (c != ' ') name += c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    if (name == "title") paragraph_.prefix = "# ", paragraph_.head = Head::title;
+    if (name == "heading1") paragraph_.head = Head::heading;
+    if (!name.starts_with("heading") || name.size() != 8) return;
     const int level = name.back() - '0';
-    if (level >= 1 && level <= 6) prefix_ = std::string(static_cast<std::size_t>(level), '#') + " ";
+    if (level >= 1 && level <= 6) paragraph_.prefix = std::string(static_cast<std::size_t>(level), '#') + " ";
   }
 
   void put(std::string_view text) {
     if (!hidden_.empty() && hidden_.back()) return;
     out_.put(std::exchange(note_, {}));
-    if (!prefix_.empty()) head_begin_ = out_.text().size();
-    out_.put(std::exchange(prefix_, {}));
-    spoke_ = spoke_ || text.find_first_not_of(" \t\n") != std::string_view::npos;
+    if (!paragraph_.prefix.empty()) head_begin_ = out_.text().size();
+    out_.put(std::exchange(paragraph_.prefix, {}));
+    paragraph_.spoke = paragraph_.spoke || text.find_first_not_of(" \t\n") != std::string_view::npos;
     out_.put(text);
   }
 
+  enum class Head { none, title, heading };
+  struct Paragraph {
+    std::string style;
+    ListPlace place;         ///< by its own word
+    std::string prefix;      ///< until it has text
+    Head head = Head::none;  ///< what it is
+    bool numbered = false;
+    bool spoke = false;     ///< it has had text
+    bool left_out = false;  ///< hidden or deleted, and its number with it
+  };
+
   TextBuilder& out_;
-  DocxLists& lists_;
+  DocxStyles& styles_;
   std::int32_t page_;
-  bool in_text_ = false, in_properties_ = false, list_ = false;
-  bool spoke_ = false;  // the paragraph has had text
+  bool in_text_ = false, in_properties_ = false, list_ = false, after_list_ = false;
   int skip_ = 0, tables_ = 0, cells_ = 0, cell_of_row_ = 0;
   std::vector<bool> hidden_;  // of each run that is open: a text box lies in one
-  enum class Head { none, title, heading } head_ = Head::none;  // what the paragraph is
+  Paragraph paragraph_;
+  std::vector<Paragraph> around_;  // those that hold the text boxes that are open
   std::size_t head_begin_ = 0;
-  std::string style_;                         // of the paragraph
-  ListPlace place_;                           // of the paragraph, by its own word
   std::string title_;                         // of the document, until other text follows
-  std::string prefix_;                        // of the paragraph, until it has text
   std::string note_;                          // number of the note, until it has text
   std::map<std::string, std::size_t> notes_;  // the number of each
 };
@@ -164,11 +191,19 @@ DocumentText read_docx(std::string_view bytes, std::string_view where, const Rea
     throw InputError(fmt::format("{}: expected '{}' in it, found none", where, kBody));
   TextBuilder out(options.largest_text, std::string(where));
   const bool paged = parts.at(kBody).find(kPageBreak) != std::string::npos;
-  DocxLists lists;
-  if (parts.contains(kNumbering))
-    lists.read_numbering(parts.at(kNumbering), fmt::format("{}: {}", where, kNumbering));
-  if (parts.contains(kStyles)) lists.read_styles(parts.at(kStyles), fmt::format("{}: {}", where, kStyles));
-  Reader reader(paged, lists, out);
+  DocxStyles styles;
+  std::vector<std::string> remarks;
+  const auto read_beside = [&](const char* name, auto read, const char* lost) {
+    if (!parts.contains(name)) return;
+    try {
+      (styles.*read)(parts.at(name), fmt::format("{}: {}", where, name));
+    } catch (const InputError& e) {
+      remarks.push_back(fmt::format("{}; {}", e.what(), lost));
+    }
+  };
+  read_beside(kNumbering, &DocxStyles::read_numbering, "lists have no numbers");
+  read_beside(kStyles, &DocxStyles::read_styles, "headings may be missed");
+  Reader reader(paged, styles, out);
   read_xml(parts.at(kBody), fmt::format("{}: {}", where, kBody), [&](const XmlEvent& e) { reader.take(e); });
   const std::int32_t pages = reader.pages();
   for (const char* notes : kNotes) {
@@ -180,7 +215,7 @@ DocumentText read_docx(std::string_view bytes, std::string_view where, const Rea
   out.finish();
   if (out.text().empty())
     throw InputError(fmt::format("{}: expected a document with text, found none in it", where));
-  return {.text = out.take_text(), .marks = out.take_marks(), .pages = pages};
+  return {.text = out.take_text(), .marks = out.take_marks(), .pages = pages, .remarks = std::move(remarks)};
 }
 
 }  // namespace lode

@@ -102,8 +102,9 @@ class Reader {
   void enter(const XmlEvent& e) {
     if (e.name == "text:p" || e.name == "text:h") {
       if (cells_ == 0 && notes_ == 0) out_.break_line(lists_ > 0 ? 1 : 2);
-      if (lists_ > 0 && items_ > 0) prefix_ = mark_, items_ = 0;
-      if (e.name == "text:h") heading(e.attribute("text:outline-level"));
+      if (std::string mark = lists_ > 0 ? numbers_.begin_paragraph() : std::string(); !mark.empty())
+        prefix_ = mark_ = std::move(mark);
+      if (e.name == "text:h") heading(e);
       const bool title = e.name == "text:p" && titles_.contains(e.attribute("text:style-name"));
       if (title) prefix_ = "# ";
       paragraphs_.push_back(
@@ -112,8 +113,7 @@ class Reader {
     if (e.name == "text:hidden-paragraph" && !paragraphs_.empty() && is_off(e))
       paragraphs_.back().hidden = true;
     if (e.name == "text:list") ++lists_, numbers_.begin_list(e);
-    if (e.name == "text:list-header") items_ = 1, mark_.clear();
-    if (e.name == "text:list-item") items_ = 1, mark_ = numbers_.begin_item(e);
+    if (e.name == "text:list-item" || e.name == "text:list-header") numbers_.begin_item(e);
     if (e.name == "table:table-row") out_.break_line(), cell_of_row_ = 0;
     if (e.name == "table:table-cell") {
       if (cell_of_row_++ > 0) out_.space(), put("| ");
@@ -144,12 +144,13 @@ class Reader {
     return std::min<std::size_t>(n, 1000);
   }
 
-  void heading(const std::string& level) {
+  void heading(const XmlEvent& e) {
+    const std::string level = e.attribute("text:outline-level");
     std::size_t n = 1;
     std::from_chars(level.data(), level.data() + level.size(), n);
     const bool numbered = !prefix_.empty() && prefix_ != "- ";  // as an item of a list
     const std::string number =
-        numbered ? prefix_ : numbers_.heading(static_cast<int>(std::min<std::size_t>(n, 100)));
+        numbered ? prefix_ : numbers_.heading(static_cast<int>(std::min<std::size_t>(n, 100)), e);
     prefix_ = std::string(std::clamp<std::size_t>(n, 1, 6), '#') + " " + number;
   }
 
@@ -173,7 +174,7 @@ class Reader {
   TextBuilder& out_;
   OdtLists& numbers_;
   std::int32_t page_;
-  int skip_ = 0, lists_ = 0, items_ = 0, cells_ = 0, cell_of_row_ = 0, notes_ = 0;
+  int skip_ = 0, lists_ = 0, cells_ = 0, cell_of_row_ = 0, notes_ = 0;
   std::vector<Paragraph> paragraphs_;  // that are open
   std::string prefix_;                 // of the paragraph, until it has text
   std::string mark_;                   // of the item that was entered last

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <utility>
 
 #include "documents/item_number.h"
 #include "documents/xml.h"
@@ -49,41 +50,59 @@ void OdtLists::note_style(const XmlEvent& e) {
           std::clamp<std::int64_t>(number_of(e.attribute("text:display-levels"), 1), 1, level))};
 }
 
-/// A list in another has its style, unless it says another. Numbers begin anew, unless the list goes on with an earlier one's.
+/// A list in another has its style, unless it says another. Numbers begin anew, unless the list goes on with an earlier one's; then
+/// so do those of a list in it, in front of which no item counts.
 void OdtLists::begin_list(const XmlEvent& e) {
-  List list = {.style = e.attribute("text:style-name"), .level = static_cast<int>(open_.size())};
+  List list = {.style = e.attribute("text:style-name"),
+               .id = e.attribute("xml:id"),
+               .level = static_cast<int>(std::min<std::size_t>(open_.size(), kLevels - 1))};
   if (list.style.empty() && !open_.empty()) list.style = open_.back().style;
-  list.level = std::min(list.level, kLevels - 1);
-  const bool goes_on =
-      e.attribute("text:continue-numbering") == "true" || !e.attribute("text:continue-list").empty();
+  const std::string continued = e.attribute("text:continue-list");
+  list.goes_on = e.attribute("text:continue-numbering") == "true" || !continued.empty() ||
+                 (!open_.empty() && open_.back().goes_on);
+  if (const auto ended = ended_.find(continued); ended != ended_.end()) numbers_[list.style] = ended->second;
   const auto level = static_cast<std::size_t>(list.level);
   const auto found = styles_.find(list.style);
-  if (const bool known = numbers_.contains(list.style); found != styles_.end() && (!known || !goes_on))
-    numbers_[list.style][level] = found->second[level].start - 1;
-  open_.push_back(list);
+  list.goes_on = list.goes_on && numbers_.contains(list.style);
+  if (found != styles_.end() && !list.goes_on) numbers_[list.style][level] = found->second[level].start - 1;
+  open_.push_back(std::move(list));
 }
 
 void OdtLists::end_list() {
-  if (!open_.empty()) open_.pop_back();
+  if (open_.empty()) return;
+  const List& list = open_.back();
+  if (!list.id.empty() && numbers_.contains(list.style)) ended_[list.id] = numbers_.at(list.style);
+  open_.pop_back();
 }
 
-std::string OdtLists::begin_item(const XmlEvent& e) {
-  if (open_.empty()) return {};
-  const List& list = open_.back();
+void OdtLists::begin_item(const XmlEvent& e) {
+  if (open_.empty()) return;
+  open_.back().counts = e.name == "text:list-item";
+  const std::string start = e.attribute("text:start-value");
+  open_.back().start = start.empty() ? std::nullopt : std::optional(number_of(start, 1));
+}
+
+std::string OdtLists::begin_paragraph() {
+  if (open_.empty() || !std::exchange(open_.back().counts, false)) return {};
+  List& list = open_.back();
+  list.goes_on = false;
   const auto found = styles_.find(list.style);
   if (found == styles_.end()) return "- ";
   Numbers& numbers = numbers_[list.style];
   std::int64_t& number = numbers[static_cast<std::size_t>(list.level)];
-  number = number_of(e.attribute("text:start-value"), number + 1);
+  number = list.start.value_or(number + 1);
   return mark(found->second, numbers, list.level);
 }
 
-std::string OdtLists::heading(int level) {
-  if (!outlines_ || level < 1 || level > kLevels) return {};
+std::string OdtLists::heading(int level, const XmlEvent& e) {
+  if (!outlines_ || level < 1 || level > kLevels || e.attribute("text:is-list-header") == "true") return {};
+  const bool restarts = e.attribute("text:restart-numbering") == "true";
   for (int i = 0; i < level; ++i) {
     std::int64_t& number = headings_[static_cast<std::size_t>(i)];
     const std::int64_t start = outline_[static_cast<std::size_t>(i)].start;
-    if (i + 1 == level) number = number == 0 ? start : number + 1;
+    if (i + 1 == level)
+      number =
+          restarts ? number_of(e.attribute("text:start-value"), start) : (number == 0 ? start : number + 1);
     if (number == 0) number = start;
   }
   std::fill(headings_.begin() + level, headings_.end(), 0);

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,10 +24,11 @@ class OdtLists {
 
   void begin_list(const XmlEvent& e);
   void end_list();
-  /// The item's mark, "3.2. ", "c) " or "- ".
-  std::string begin_item(const XmlEvent& e);
-  /// The number of a heading, "3.2 "; empty where headings have none.
-  std::string heading(int level);
+  void begin_item(const XmlEvent& e);
+  /// The mark of a paragraph in an item, "3.2. ", "c) " or "- ": of the item's first one alone, which is when the item counts.
+  std::string begin_paragraph();
+  /// The number of a heading, "3.2 "; empty where it has none.
+  std::string heading(int level, const XmlEvent& e);
 
  private:
   static constexpr int kLevels = 10;
@@ -39,8 +41,11 @@ class OdtLists {
   using Levels = std::array<Level, kLevels>;
   using Numbers = std::array<std::int64_t, kLevels>;
   struct List {
-    std::string style;
+    std::string style, id;
     int level = 0;
+    bool goes_on = false;                    ///< no item has counted since it went on with an earlier list
+    bool counts = false;                     ///< the item's first paragraph is to come
+    std::optional<std::int64_t> start = {};  ///< the item's own number
   };
 
   static std::string mark(const Levels& levels, const Numbers& numbers, int level);
@@ -49,7 +54,8 @@ class OdtLists {
   std::string style_;                       // that is being defined
   Levels outline_;                          // of headings
   bool outlines_ = false;                   // outline_ is said
-  std::map<std::string, Numbers> numbers_;  // of each style the last ones
+  std::map<std::string, Numbers> numbers_;  // the last ones of each style
+  std::map<std::string, Numbers> ended_;    // and of each list, by xml:id
   Numbers headings_ = {};
   std::vector<List> open_;
 };

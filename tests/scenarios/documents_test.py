@@ -418,6 +418,46 @@ class Kinds(ProgramTest):
         odd = level(12, "%1") + level(0, "%9%%%1%", "chicago") + '<w:lvl w:ilvl="x"/>'
         self.assertEqual(self.read(documents.docx(item("a", "1") + item("b", "1", "77"), numbering=numbering(odd))), "1%%1% a\n1%%2% b\n")
 
+    def test_numbers_of_odd_word_lists(self):
+        def level(text, form="decimal", more="", i=0):
+            return f'<w:lvl w:ilvl="{i}"><w:start w:val="1"/><w:numFmt w:val="{form}"/>{more}<w:lvlText w:val="{text}"/></w:lvl>'
+
+        def item(text, number="1", depth="0", mark="", style=""):
+            named = f'<w:pStyle w:val="{style}"/>' if style else ""
+            return f'<w:p><w:pPr>{named}<w:numPr><w:ilvl w:val="{depth}"/><w:numId w:val="{number}"/></w:numPr>{mark}</w:pPr>{text}</w:p>'
+
+        def run(text):
+            return f"<w:r><w:t>{text}</w:t></w:r>"
+
+        def numbering(levels, more=""):
+            return (f'<w:abstractNum w:abstractNumId="0">{levels}</w:abstractNum><w:num w:numId="1"><w:abstractNumId w:val="0"/></w:num>'
+                    f'<w:num w:numId="2"><w:abstractNumId w:val="0"/>{more}</w:num>')
+
+        plain = numbering(level("%1.") + level("%1.%2", i=1))
+        # Rows of a table that hold a number alone; a number whose paragraph is hidden or deleted is not there.
+        rows = "".join(f"<w:tr><w:tc>{item('')}</w:tc><w:tc><w:p>{run(fruit)}</w:p></w:tc></w:tr>" for fruit in ("apple", "pear"))
+        self.assertEqual(self.read(documents.docx(f"<w:tbl>{rows}</w:tbl>", numbering=plain)), "1. | apple\n2. | pear\n")
+        gone = item("<w:r><w:rPr><w:vanish/></w:rPr><w:t>b</w:t></w:r>", mark="<w:rPr><w:vanish/></w:rPr>")
+        deleted = item("<w:del><w:r><w:delText>c</w:delText></w:r></w:del>", mark='<w:rPr><w:del w:id="1"/></w:rPr>')
+        self.assertEqual(self.read(documents.docx(item(run("a")) + gone + deleted + item(run("d")), numbering=plain)), "1. a\n2. d\n")
+        # A text box in a numbered paragraph, with a number of its own.
+        box = f"<w:r><w:txbxContent>{item(run('in the box'))}</w:txbxContent></w:r>"
+        self.assertEqual(self.read(documents.docx(item(box + run("around it")) + item(run("b")), numbering=plain)), "2. in the box\n1. around it\n3. b\n")
+        # A list with a level of its own, bullets that show nothing, a mark with nothing behind it, and a level that goes on.
+        own = f'<w:lvlOverride w:ilvl="0">{level("(%1)", "upperLetter")}</w:lvlOverride>'
+        self.assertEqual(self.read(documents.docx(item(run("a")) + item(run("b"), "2"), numbering=numbering(level("%1."), own))), "1. a\n(B) b\n")
+        self.assertEqual(self.read(documents.docx(item(run("a")) + item(run("b")), numbering=numbering(level(" ", "bullet")))), "a\n\nb\n")
+        joined = level("%1. ", more='<w:suff w:val="nothing"/>') + level("%2)", more='<w:suff w:val="nothing"/><w:lvlRestart w:val="0"/>', i=1)
+        body = item(run("a")) + item(run("b"), depth="1") + item(run("c")) + item(run("d"), depth="1")
+        self.assertEqual(self.read(documents.docx(body, numbering=numbering(joined))), "1. a\n1)b\n2. c\n2)d\n")
+        # Names of styles in a localised Word; numbers that a style had before a change.
+        styles = ('<w:style w:styleId="berschrift1"><w:name w:val="heading 1"/></w:style><w:style w:styleId="Alt"><w:pPr><w:pPrChange><w:pPr><w:numPr>'
+                  '<w:numId w:val="1"/></w:numPr></w:pPr></w:pPrChange></w:pPr></w:style>')
+        old = '<w:p><w:pPr><w:pStyle w:val="Alt"/></w:pPr><w:r><w:t>plain</w:t></w:r></w:p>'
+        self.assertEqual(self.read(documents.docx(item(run("Kopf"), style="berschrift1") + old, numbering=plain, styles=styles)), "# 1. Kopf\n\nplain\n")
+        # Definitions that are damaged leave the text.
+        self.assertEqual(self.read(documents.docx(item(run("a")), numbering="<w:num>")), "- a\n")
+
     def test_numbers_of_odt_lists(self):
         def numbers(level, form, suffix=".", more=""):
             return f'<text:list-level-style-number text:level="{level}" style:num-format="{form}" style:num-suffix="{suffix}" {more}/>'
@@ -432,13 +472,26 @@ class Kinds(ProgramTest):
         started = '<text:list-item text:start-value="9"><text:p>j</text:p></text:list-item>'
         body = (items("a", inner, "f", style="L1") + items("g", style="L2") + "<text:p>plain</text:p>" + items("h", style="L1")
                 + items("i", started, style="L1", more=' text:continue-numbering="true"') + items("k", style="unknown"))
-        want = "1. a\n2. b\na) c\nb) d\n2.c.1 e\n3. f\n- g\n\nplain\n1. h\n2. i\n9. j\n- k\n"
+        want = "1. a\n2. b\na) c\nb) d\n2.b.1 e\n3. f\n- g\n\nplain\n1. h\n2. i\n9. j\n- k\n"
         self.assertEqual(self.read(documents.odt(f"<office:automatic-styles>{style}</office:automatic-styles>{body}")), want)
         self.assertEqual(self.read(documents.odt(body, style)), want)
+        # Lists that go on: behind a paragraph with a list in an item that has no text of its own, and with the one that they name.
+        deep = "<text:list-item>" + items("{}", "{}") + "</text:list-item>"
+        levels = f'<text:list-style style:name="L1">{numbers(1, "1")}{numbers(2, "1", "", """text:display-levels="2" """)}</text:list-style>'
+        goes_on = ' text:continue-numbering="true"'
+        body = (items("a", f"<text:list-item><text:p>b</text:p>{items('c', 'd')}</text:list-item>", style="L1") + "<text:p>plain</text:p>"
+                + items(deep.format("e", "f"), "g", style="L1", more=goes_on) + items("h", "<text:list-item/>", "i", style="L1"))
+        self.assertEqual(self.read(documents.odt(body, levels)), "1. a\n2. b\n2.1 c\n2.2 d\n\nplain\n2.3 e\n2.4 f\n3. g\n1. h\n2. i\n")
+        body = (items("a", "b", style="L1", more=' xml:id="one"') + items("c", style="L1", more=' xml:id="two"')
+                + items("d", style="L1", more=' text:continue-list="one"') + items("e", style="L1", more=' text:continue-list="two"'))
+        self.assertEqual(self.read(documents.odt(body, levels)), "1. a\n2. b\n1. c\n3. d\n2. e\n")
         outline = ('<text:outline-style><text:outline-level-style text:level="1" style:num-format="1"/>'
                    '<text:outline-level-style text:level="2" style:num-format="1" text:display-levels="2"/>'
                    '<text:outline-level-style text:level="3" style:num-format=""/></text:outline-style>')
         heads = "".join(f'<text:h text:outline-level="{n}">{text}</text:h>' for n, text in ((1, "a"), (2, "b"), (2, "c"), (3, "d"), (1, "e"), (2, "f")))
+        more = ('<text:h text:outline-level="1" text:is-list-header="true">x</text:h><text:h text:outline-level="1" text:restart-numbering="true" '
+                'text:start-value="7">y</text:h><text:h text:outline-level="1">z</text:h>')
+        self.assertEqual(self.read(documents.odt(heads + more, outline)), "# 1 a\n\n## 1.1 b\n\n## 1.2 c\n\n### d\n\n# 2 e\n\n## 2.1 f\n\n# x\n\n# 7 y\n\n# 8 z\n")
         self.assertEqual(self.read(documents.odt(heads, outline)), "# 1 a\n\n## 1.1 b\n\n## 1.2 c\n\n### d\n\n# 2 e\n\n## 2.1 f\n")
 
     def test_titles_of_office_documents_stand_once(self):

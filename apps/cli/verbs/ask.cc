@@ -319,6 +319,7 @@ void expect_context_first(const std::string& first, const std::vector<std::strin
 void run_each(AskFlags flags) {
   expect_context_first(flags.asked.context, flags.question_words);
   std::vector<std::string> contexts = more_contexts(flags.question_words);
+  if (flags.question_words == std::vector<std::string>{"-"}) flags.question_words.clear();  // as index -f
   expect_questions(flags.question_words);
   if (flags.together) {
     if (contexts.empty())
@@ -346,10 +347,10 @@ void add_ask(CLI::App& app) {
   auto flags = std::make_shared<AskFlags>();
   CLI::App* verb = app.add_subcommand("ask", "Answer questions about an indexed text");
   add_asked_flags(*verb, flags->asked);
-  verb->add_option(
-      "question", flags->question_words,
-      "questions, each one argument; none: read them from standard input. Further .lode files in front of "
-      "them are asked, too, each by itself or, with --union, all at once");
+  verb->add_option("question", flags->question_words,
+                   "questions, each one argument; none, or -: read them from standard input. Further .lode "
+                   "files in front of "
+                   "them are asked, too, each by itself or, with --union, all at once");
   add_asked_attention_flag(*verb, flags->specs);
   verb->add_option(
           "--order", flags->order,
