@@ -352,9 +352,10 @@ class BadTexts(ProgramTest):
             self.assert_refused(run("ask", context, "Who?", empty), "question 2", "empty")
         answers = self.assert_done(run("ask", context, "--json", stdin="Who?\r\n\r\n")).json()["answers"]
         self.assertEqual([a["question"] for a in answers], ["Who?"])
-        blank = self.assert_done(run("ask", context, "--json", stdin="\n \n"))
-        self.assertEqual(blank.json()["answers"], [])
-        self.assertIn("nothing was asked", blank.err)
+        for arguments in ((), ("--json",), ("-",)):
+            self.assert_refused(run("ask", context, "-a", "full", *arguments, stdin="\n \n"), "expected a question", "found none")
+        answers = self.assert_done(run("ask", context, "-", "--json", stdin="Who?\n")).json()["answers"]
+        self.assertEqual([a["question"] for a in answers], ["Who?"])
 
 
 class Outputs(ProgramTest):
