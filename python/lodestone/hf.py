@@ -520,7 +520,7 @@ class Attached:
         if not model.can_generate():
             raise InputError(f"attach: expected a model that generates text, found {type(model).__name__}")
         _check_device(next(model.parameters()).device)
-        modules: list[Any] = [module for module in model.get_decoder().modules() if hasattr(module, "layer_idx")]
+        modules = self._attentions()
         self._scales = {int(m.layer_idx): float(m.scaling) for m in modules if isinstance(getattr(m, "scaling", None), float)}
         # Before the names in the config, which are one number for layers that may differ (Gemma 4).
         self._head_dims = {int(m.layer_idx): int(m.head_dim) for m in modules if isinstance(getattr(m, "head_dim", None), int)}
@@ -622,9 +622,13 @@ class Attached:
                         return torch.device(parameter.device)
         return torch.device(self.model.get_input_embeddings().weight.device)
 
+    def _attentions(self) -> list[Any]:
+        """The modules that say which layer they are of."""
+        return [module for module in self.model.get_decoder().modules() if hasattr(module, "layer_idx")]
+
     def _keys_move(self) -> bool:
         """Whether layers attend to another's keys on another device, to which transformers copies what the cache returned: all must be there."""
-        modules: list[Any] = [module for module in self.model.get_decoder().modules() if hasattr(module, "layer_idx")]
+        modules = self._attentions()
         if not any(getattr(module, "is_kv_shared_layer", False) for module in modules):
             return False
         return len({self._device_of(int(module.layer_idx)) for module in modules}) > 1

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "documents/docx_styles.h"
 
-#include <algorithm>
-#include <charconv>
 #include <utility>
 
 #include "documents/item_number.h"
@@ -11,12 +9,6 @@
 namespace lode {
 
 namespace {
-
-std::int64_t number_of(const std::string& text, std::int64_t otherwise) {
-  std::int32_t number = 0;
-  const auto end = text.data() + text.size();
-  return std::from_chars(text.data(), end, number).ec == std::errc() ? number : otherwise;
-}
 
 /// Of w:numFmt. What is neither letters nor Roman numerals is decimal.
 char type_of(const std::string& format) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "documents/item_number.h"
 
+#include <charconv>
 #include <utility>
 
 namespace lode {
@@ -34,6 +35,12 @@ std::string item_number(char type, std::int64_t number) {
   if (type == 'A' || type == 'I')
     for (char& c : text) c = c >= 'a' && c <= 'z' ? static_cast<char>(c - 'a' + 'A') : c;
   return text;
+}
+
+std::int64_t number_of(const std::string& text, std::int64_t otherwise) {
+  std::int32_t number = 0;
+  const auto end = text.data() + text.size();
+  return std::from_chars(text.data(), end, number).ec == std::errc() ? number : otherwise;
 }
 
 }  // namespace lode

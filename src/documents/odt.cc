@@ -102,8 +102,7 @@ class Reader {
   void enter(const XmlEvent& e) {
     if (e.name == "text:p" || e.name == "text:h") {
       if (cells_ == 0 && notes_ == 0) out_.break_line(lists_ > 0 ? 1 : 2);
-      if (std::string mark = lists_ > 0 ? numbers_.begin_paragraph() : std::string(); !mark.empty())
-        prefix_ = mark_ = std::move(mark);
+      if (std::string mark = numbers_.begin_paragraph(); !mark.empty()) prefix_ = mark_ = std::move(mark);
       if (e.name == "text:h") heading(e);
       const bool title = e.name == "text:p" && titles_.contains(e.attribute("text:style-name"));
       if (title) prefix_ = "# ";

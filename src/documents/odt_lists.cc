@@ -2,7 +2,6 @@
 #include "documents/odt_lists.h"
 
 #include <algorithm>
-#include <charconv>
 #include <utility>
 
 #include "documents/item_number.h"
@@ -11,12 +10,6 @@
 namespace lode {
 
 namespace {
-
-std::int64_t number_of(const std::string& text, std::int64_t otherwise) {
-  std::int32_t number = 0;
-  return std::from_chars(text.data(), text.data() + text.size(), number).ec == std::errc() ? number
-                                                                                           : otherwise;
-}
 
 /// Of style:num-format, whose letters are HTML's.
 char type_of(const std::string& format) {
