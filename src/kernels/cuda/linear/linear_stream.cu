@@ -5,8 +5,9 @@
 // x is the sum of two bf16, x = high + low, so 16 bits of it count. The scale of a norm multiplies at the
 // end: rms_norm(x) w = (x gain w) / rms(x).
 //
-// A kernel starts while its predecessor still runs (programmatic dependent launch): it fills its rings with
-// weights, which nobody writes, and only then waits for its input.
+// A kernel starts while its predecessor still runs (programmatic dependent launch): it asks for half of what its rings
+// hold, weights, which nobody writes, and only then waits for its input. The other half is asked for behind that, since
+// what a multiprocessor has asked for comes in order.
 #include <algorithm>
 
 #include "kernels/cuda/device/barrier.cuh"
@@ -103,7 +104,7 @@ class Streamer {
       return;
     }
     point_at_tile();
-    for (int i = 0; i < Depth; ++i) load(i);
+    for (; asked_ < Depth / 2; ++asked_) load(asked_);
     fetch_gain();
     release_successor();
     __syncthreads();
@@ -189,14 +190,19 @@ class Streamer {
           if (r < in_.n && k < end) xs[i][r] = *reinterpret_cast<const float4*>(in_.x + r * in_.cols + k);
         }
       }
+      ask_for_rest();
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         if (first + i * kThreads * 4 < end) stage_four(first + i * kThreads * 4 - begin, gains[i], xs[i]);
       }
     }
+    ask_for_rest();  // where this thread had nothing to stage
     staged_piece_ = turn * kWarps;
     if (in_.gain.data && !summed_ && end == in_.cols) sum_squares();
     meet();
+  }
+  __device__ __forceinline__ void ask_for_rest() {
+    for (; asked_ < Depth; ++asked_) load(asked_);
   }
   __device__ __forceinline__ void stage_four(int at, const float4& gains, const float4 (&xs)[N]) {
     const float gain[4] = {gains.x, gains.y, gains.z, gains.w};
@@ -323,6 +329,7 @@ class Streamer {
   const int warp_, lane_;
   int mine_, pieces_;                  // tiles of this block; pieces of a row
   int load_tile_ = 0, load_turn_ = 0;  // what is loaded next
+  int asked_ = 0;                      // places of the ring, the first time
   int turn_ = 0, staged_piece_ = 0;    // what is multiplied next
   bool summed_ = false;                // the squares of the inputs
   const __nv_bfloat16 *a_[2], *b_[2];  // the rows that this lane loads

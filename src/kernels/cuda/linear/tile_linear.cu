@@ -8,8 +8,8 @@ namespace lode::cuda {
 
 namespace {
 
-std::int64_t row_tile_bytes(const DeviceWeight& w) {
-  return tiled_bytes(w.format, kTileRows, w.cols);
+unsigned row_tile_bytes(const DeviceWeight& w) {
+  return static_cast<unsigned>(tiled_bytes(w.format, kTileRows, w.cols));
 }
 
 TileStep step_of(TileStep::Kind kind, const DeviceWeight& w) {

@@ -32,10 +32,10 @@ struct TileStep {
   enum class Kind { rows, gate_up, qkv };
   Kind kind = Kind::rows;
   TileFormat format = TileFormat::none;
-  const char* matrices[3] = {};     // w; gate, up; q, k, v
-  std::int64_t row_tile_bytes = 0;  // of the tiles of 8 rows, all columns
-  unsigned heads_factor = 0;        // 2^32 over the tiles of half a head, rounded up
-  int first = 0, count = 0;         // twins: tiles of rows a and b
+  const char* matrices[3] = {};  // w; gate, up; q, k, v
+  unsigned row_tile_bytes = 0;   // of the tiles of 8 rows, all columns
+  unsigned heads_factor = 0;     // 2^32 over the tiles of half a head, rounded up
+  int first = 0, count = 0;      // twins: tiles of rows a and b
   TileRows plain;
   GateUpStep<float> gate_up;
   QkvStep<float> qkv;
@@ -60,8 +60,8 @@ struct TileStep {
       other = at + each;
       n = m;
     }
-    a = m + at * row_tile_bytes;
-    b = n + other * row_tile_bytes;
+    a = m + std::uint64_t{static_cast<unsigned>(at)} * row_tile_bytes;
+    b = n + std::uint64_t{static_cast<unsigned>(other)} * row_tile_bytes;
   }
 
   struct Before {

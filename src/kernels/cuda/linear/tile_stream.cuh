@@ -13,7 +13,8 @@
 // them by the scales that lie beside its own codes: no lane does another's work. Each input row is a product of
 // its own, so its bits do not depend on how many there are.
 //
-// Like linear_stream.cu, a kernel fills its rings with weights while its predecessor still runs.
+// Like linear_stream.cu, a kernel asks for weights while its predecessor still runs, but not for all that its rings
+// hold: what a multiprocessor has asked for comes in order, and the input would come behind them.
 #pragma once
 
 #include <algorithm>
@@ -62,6 +63,9 @@ struct Plan {
   int groups = 0;  ///< of 256 columns
   int turns = 0;   ///< groups that a warp takes of one twin
   int depth = 0;
+  int early = 0;  ///< twins of a ring that are asked for before the predecessor has ended
+  int beside =
+      0;  ///< with those that are asked for right behind the input; the others, once that is quantised
 };
 
 template <int N>
@@ -173,6 +177,8 @@ class Streamer {
         warps_(Warps == kSums ? Warps : plan.warps),
         ring_(memory + kHeadBytes<N> + warp_ * plan.depth * kSlotBytes),
         ring_address_(shared_address(ring_) + static_cast<unsigned>(lane_) * 16),
+        ring_bytes_(plan.depth * kSlotBytes),
+        own_turns_((plan.groups - warp_ + warps_ - 1) / warps_),
         inputs_(memory + kHeadBytes<N> + warps_ * plan.depth * kSlotBytes),
         groups_(reinterpret_cast<Group*>(inputs_ + plan.groups * N * 2 * kTileColumns)) {
     if constexpr (!kExperts) count_twins();
@@ -201,7 +207,7 @@ class Streamer {
       return;
     }
     point_at_twin();
-    for (int slot = 0; slot < plan_.depth; ++slot) load(slot);
+    for (int i = 0; i < plan_.early; ++i) load(i * kSlotBytes);
     if constexpr (!kExperts) read_gains(gains);
     release_successor();
     __syncthreads();
@@ -210,20 +216,25 @@ class Streamer {
     __syncthreads();
     // Column g of a product is the high or low part of block g / 2, whose columns lane t = g / 2 has.
     const bool active = lane_ / 8 == lane_ % 4;
-    const char* const mine = inputs_ + lane_ / 4 % 2 * 64 + lane_ % 4 * 16;
+    const char* const first =
+        active ? inputs_ + warp_ * N * kRowBytes + lane_ / 4 % 2 * 64 + lane_ % 4 * 16 : shared_.zeros;
+    const int row_step = active ? kRowBytes : 0, turn_step = warps_ * N * row_step;
     int slot = 0;
     for (int i = 0; i < mine_; ++i) {
+      const char* input = first;
+      const Group* group = groups_ + warp_ * N;
+#pragma unroll 1
       for (int turn = 0; turn < plan_.turns; ++turn) {
         wait_for_slot();
-        const int group = turn * warps_ + warp_;
-        if (group < plan_.groups)
-          multiply_group<C, N>(ring_ + slot * kSlotBytes,
-                               active ? mine + group * N * kRowBytes : shared_.zeros, active ? kRowBytes : 0,
-                               rows(), groups_ + group * N, lane_, total_[0]);
+        if (turn < own_turns_)
+          multiply_group<C, N>(ring_ + slot, input, row_step, rows(), group, lane_, total_[0]);
         exchange_sums();
         __syncwarp();
         load(slot);
-        if (++slot == plan_.depth) slot = 0;
+        slot += kSlotBytes;
+        if (slot == ring_bytes_) slot = 0;
+        input += turn_step;
+        group += warps_ * N;
       }
       leave_sums(i);
     }
@@ -265,7 +276,9 @@ class Streamer {
     count_twins();
     return mine_ > 0;
   }
-  __device__ int twin(int i) const { return step_.first + first() + i * stride(); }
+  __device__ int twin(int i) const {
+    return step_.first + first() + i * stride();
+  }
   /// Where row r of this block comes from, and where it goes.
   __device__ int input_row(int r) const {
     if constexpr (!kExperts) return r;
@@ -280,23 +293,23 @@ class Streamer {
   __device__ void point_at_twin() {
     if (load_twin_ >= mine_) return;
     step_.tiles(twin(load_twin_), a_, b_);
-    std::int64_t ahead = lane_ * 16;
+    std::int64_t ahead = warp_ * C::kBytes + lane_ * 16;
     if constexpr (kExperts) ahead += expert_ * step_.experts.stride;
     a_ += ahead;
     b_ += ahead;
   }
-  /// The next group of this warp, both tiles.
+  /// The next group of this warp, both tiles, to a place of the ring, in bytes.
   __device__ __forceinline__ void load(int slot) {
-    const int group = load_turn_ * warps_ + warp_;
-    if (load_twin_ < mine_ && group < plan_.groups) {
-      const unsigned to = ring_address_ + static_cast<unsigned>(slot * kSlotBytes);
-      const char *const a = a_ + group * C::kBytes, *const b = b_ + group * C::kBytes;
+    if (load_twin_ < mine_ && load_turn_ < own_turns_) {
+      const unsigned to = ring_address_ + static_cast<unsigned>(slot);
 #pragma unroll
       for (int at = 0; at < C::kBytes; at += 512) {
         if (at + 512 > C::kBytes && at + lane_ * 16 >= C::kBytes) break;
-        copy_async(to + at, a + at);
-        copy_async(to + C::kBytes + at, b + at);
+        copy_async(to + at, a_ + at);
+        copy_async(to + C::kBytes + at, b_ + at);
       }
+      a_ += warps_ * C::kBytes;
+      b_ += warps_ * C::kBytes;
     }
     commit_copies();
     if (++load_turn_ == plan_.turns) {
@@ -333,42 +346,53 @@ class Streamer {
     gain[4] = b.x, gain[5] = b.y, gain[6] = b.z, gain[7] = b.w;
   }
 
-  /// Of the first groups; it does not wait for the predecessor.
-  static constexpr int kGains = 2;
-  using Gains = float[kGains][8];
+  /// Of the first two groups; it does not wait for the predecessor.
+  using Gains = float[2][8];
   __device__ __forceinline__ void read_gains(Gains& gains) const {
-    Item at = first_item();
-#pragma unroll
-    for (int i = 0; i < kGains; ++i) {
-      read_gain(at.group, gains[i]);
-      at.advance(warps_, plan_.groups);
-    }
+    read_gain(first_item().group, gains[0]);
+    read_gain(second_item().group, gains[1]);
   }
 
-  /// Quantises the inputs, a warp a group at a time.
+  /// Quantises the inputs, a warp a group at a time, and asks for the rest of the ring. There is one copy of the code for all
+  /// groups of a batch: instructions that run for the first time take longer to come than numbers to be moved.
   __device__ __forceinline__ void stage(Gains& gains) {
-    bool known = true;
-    for (Item at = first_item(); at.row < rows(); known = false) {
+    int held = first_item().group, asked = plan_.early;  // held: the group of gains[0]
+    const int second = second_item().group;              // that of gains[1]
+    for (Item next = first_item(), at = next; at.row < rows();) {
       float x[kBatch][8];
-      Item items[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        items[i] = at;
-        at.advance(warps_, plan_.groups);
-        if (items[i].row < rows()) read_eight(items[i].row, items[i].group, x[i]);
+        if (next.row < rows()) read_eight(next.row, next.group, x[i]);
+        next.advance(warps_, plan_.groups);
       }
+      for (; asked < plan_.beside; ++asked) load(asked * kSlotBytes);
+#pragma unroll 1
+      for (int i = 0; i < kBatch && at.row < rows(); ++i) {
+        if (at.group != held) {
+          held = at.group;
+          if (held != second) read_gain(held, gains[0]);
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        if (items[i].row >= rows()) break;
-        float(&gain)[8] = gains[i % kGains];
-        if (!known || i >= kGains) read_gain(items[i].group, gain);
-        stage_eight(items[i].row, items[i].group, x[i], gain);
+          for (int k = 0; k < 8; ++k) gains[0][k] = held == second ? gains[1][k] : gains[0][k];
+        }
+        stage_eight(at.row, at.group, x[0], gains[0]);
+        at.advance(warps_, plan_.groups);
+#pragma unroll
+        for (int behind = 1; behind < kBatch; ++behind) {
+#pragma unroll
+          for (int k = 0; k < 8; ++k) x[behind - 1][k] = x[behind][k];
+        }
       }
     }
+    for (; asked < plan_.depth; ++asked) load(asked * kSlotBytes);
   }
   __device__ __forceinline__ Item first_item() const {
     Item at = {0, warp_};
     for (; at.group >= plan_.groups; at.group -= plan_.groups) ++at.row;
+    return at;
+  }
+  __device__ __forceinline__ Item second_item() const {
+    Item at = first_item();
+    at.advance(warps_, plan_.groups);
     return at;
   }
   /// Columns 8 lane to 8 lane + 7 of a group; zeros behind the row's end.
@@ -542,6 +566,8 @@ class Streamer {
   const int warp_, lane_, warps_;
   char* const ring_;
   const unsigned ring_address_;
+  const int ring_bytes_;
+  const int own_turns_;  // turns in which this warp has a group
   char* const inputs_;
   Group* const groups_;
   // With experts: what this block's is, its inputs, and which of its expert's twins are this block's.
@@ -602,8 +628,17 @@ int blocks_for(const TileStep& step, const Plan& plan, int bytes, Kernel kernel)
   return std::min(step.count, (much ? fit : std::max(1, fit / 2)) * units);
 }
 
+/// When a warp asks for what its ring holds, by how many groups it takes in all. Measured, one row of Q4_K: a short step waits
+/// for its input above all.
+inline void order_requests(Plan& plan, const TileStep& step, int blocks) {
+  const int experts = std::max(1, step.experts.most_groups),
+            each = (step.count * experts + blocks - 1) / blocks * plan.turns;
+  plan.early = std::min(2, each / 4);
+  plan.beside = std::min(plan.depth, std::max(1, 2 * plan.early));
+}
+
 template <TileFormat F, int N, int Warps, bool kExperts = false>
-void launch_plan(const TileStep& step, const StepInput& input, const Plan& plan, StreamHandle stream) {
+void launch_plan(const TileStep& step, const StepInput& input, Plan plan, StreamHandle stream) {
   LODE_ASSERT(plan.depth > 0 && input.n <= N);
   const auto kernel = stream_kernel<F, N, Warps, kExperts>;
   static PerDevice<bool> prepared;
@@ -618,13 +653,15 @@ void launch_plan(const TileStep& step, const StepInput& input, const Plan& plan,
   });
   const int bytes = shared_bytes(kHeadBytes<N>, Codec<F>::kBytes, N, plan),
             blocks = blocks_for<kExperts>(step, plan, bytes, kernel);
+  order_requests(plan, step, blocks);
   EarlyLaunch(dim3(static_cast<unsigned>(blocks)), plan.warps * 32 + 32, bytes, 1, stream)(kernel, step,
                                                                                            input, plan);
 }
 
 template <TileFormat F, int N>
 void launch(const TileStep& step, const StepInput& input, StreamHandle stream) {
-  if constexpr (N > 1) {
+  constexpr std::int64_t kWide = 8192;  // columns: a row of them is quantised by more warps
+  if (N > 1 || input.cols > kWide) {
     const Plan plan = plan_for(input.cols, kHeadBytes<N>, Codec<F>::kBytes, N, kSums);
     if (plan.depth > 0) return launch_plan<F, N, kSums>(step, input, plan, stream);
   }
