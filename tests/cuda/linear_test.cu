@@ -125,6 +125,22 @@ LODE_TEST(linear_multiply) {
   }
 }
 
+LODE_TEST(linear_wide) {
+  // Inputs that shared memory holds in stages alone, and more tiles than there are blocks.
+  Stream stream;
+  const std::int64_t out = 2400, in = 6144;
+  const TestWeight w(out, in, DType::bf16, 71, 0.05f);
+  for (const std::int64_t n : {1, 8}) {
+    Linear linear(stream.get(), Precision::fast);
+    linear.reserve(n, in, in, in, in);
+    const std::vector<float> x = test::normal(static_cast<std::size_t>(n * in), 72);
+    const OnDevice<float> x_device(x), y(test::poison(static_cast<std::size_t>(n * out)));
+    linear.multiply(x_device.get(), n, w.weight, {}, y.get(), false);
+    LODE_CHECK_ERROR(y.read(stream), multiply(widened(x), w.host), tolerance(Precision::fast, n, DType::bf16),
+                     "rows " + std::to_string(n));
+  }
+}
+
 LODE_TEST(linear_mlp) {
   Stream stream;
   const struct { std::int64_t hidden, inner; } shapes[] = {{192, 320}, {90, 77}, {1024, 1536}};

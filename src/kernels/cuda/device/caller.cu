@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <unistd.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <atomic>
@@ -20,10 +20,14 @@ namespace lode::cuda {
 
 namespace {
 
-/// A driver that was used does not work in a fork.
+/// A driver that was used does not work in a fork. The fork notes that it is one: getpid is a system call, and every
+/// call of a caller's would pay for it.
 void check_process() {
-  static const pid_t first = getpid();
-  if (first != getpid())
+  static std::atomic<bool> is_fork = false;
+  static const int noted = pthread_atfork(nullptr, nullptr, [] { is_fork = true; });
+  if (noted != 0)
+    throw RunError("out of memory: expected room to note forks of the process; close other programs");
+  if (is_fork)
     throw RunError(
         "expected GPUs to be used in the process that used them first, found a fork of it; start a new "
         "process "

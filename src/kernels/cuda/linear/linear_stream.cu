@@ -5,9 +5,9 @@
 // x is the sum of two bf16, x = high + low, so 16 bits of it count. The scale of a norm multiplies at the
 // end: rms_norm(x) w = (x gain w) / rms(x).
 //
-// A kernel starts while its predecessor still runs (programmatic dependent launch): it asks for half of what its rings
-// hold, weights, which nobody writes, and only then waits for its input. The other half is asked for behind that, since
-// what a multiprocessor has asked for comes in order.
+// A kernel starts while its predecessor still runs (programmatic dependent launch): it requests half of what its rings
+// hold, weights, which nobody writes, and then waits for its input. The other half is requested behind the loads of the
+// input, which would queue behind it.
 #include <algorithm>
 
 #include "kernels/cuda/device/barrier.cuh"
