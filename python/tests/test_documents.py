@@ -278,6 +278,19 @@ def test_a_method_in_python(model, text):
         lodestone.register_method("every-nth", EveryNth)
 
 
+def test_a_method_in_python_without_its_parts_is_refused(model, text):
+    class NoBuild:
+        def select(self, head, queries, begin, end):
+            return np.arange(begin, end)
+
+    with pytest.raises(lodestone.InputError, match=r"no-build: .* found NoBuild without build\(\); add it"):
+        lodestone.register_method("no-build", NoBuild)
+    assert "no-build" not in lodestone.methods()
+    lodestone.register_method("makes-none", lambda **_: NoBuild())  # known when it is called alone
+    with pytest.raises(lodestone.InputError, match=r"NoBuild without build\(\)"):
+        lodestone.Document.read(model, text[:3000], specs=["makes-none:window=16"])
+
+
 def test_exceptions_of_a_method_in_python_come_through(model, text):
     with pytest.raises(KeyError, match="build fails"):
         lodestone.Document.read(model, text, specs=["every-nth:every=13,window=64"])
