@@ -68,8 +68,8 @@ std::string zip_document_type(std::string_view bytes, std::string_view where) {
   each_entry(bytes, where, [&](const std::string& name, archive_entry*, archive* zip) {
     if (name == "mimetype") type = content(zip, where, 200);
     for (const auto& [part, kind] :
-         {std::pair("word/document.xml", "docx"), std::pair("xl/workbook.xml", "xlsx"),
-          std::pair("ppt/presentation.xml", "pptx")})
+         {std::pair("word/document.xml", "docx"), std::pair("word/document2.xml", "docx"),
+          std::pair("xl/workbook.xml", "xlsx"), std::pair("ppt/presentation.xml", "pptx")})
       if (name == part) type = kind;
     return type.empty();
   });

@@ -18,16 +18,63 @@ namespace lode {
 
 namespace {
 
-constexpr const char* kBody = "word/document.xml";
-constexpr const char *kNumbering = "word/numbering.xml", *kStyles = "word/styles.xml";
-constexpr const char* kNotes[] = {"word/footnotes.xml", "word/endnotes.xml"};
-constexpr std::string_view kPageBreak = "<w:lastRenderedPageBreak";
+constexpr std::string_view kPageBreak = ":lastRenderedPageBreak";  // of whichever prefix
+
+/// Where the parts of a document are, by the names that Word usually gives them.
+struct Parts {
+  std::string body = "word/document.xml", numbering = "word/numbering.xml", styles = "word/styles.xml",
+              footnotes = "word/footnotes.xml", endnotes = "word/endnotes.xml";
+};
+
+/// Calls visit(kind, part) for the relationships of a part, as "numbering" and "word/numbering.xml". What is damaged says nothing.
+template <class Visit>
+void each_relation(std::string_view xml, const std::string& folder, Visit visit) {
+  try {
+    read_xml(xml, "", [&](const XmlEvent& e) {
+      if (e.kind != XmlEvent::Kind::begin || e.name != "relations:Relationship") return;
+      const std::string type = e.attribute("Type"), target = e.attribute("Target");
+      if (target.empty() || e.attribute("TargetMode") == "External") return;
+      visit(type.substr(type.rfind('/') + 1), target.front() == '/' ? target.substr(1) : folder + target);
+    });
+  } catch (const InputError&) {  // Word's own names are tried then
+  }
+}
+
+/// Programs may call parts as they like (Word on the web writes word/document2.xml): relationships say how.
+Parts find_parts(std::string_view bytes, std::string_view where, std::size_t limit) {
+  constexpr std::string_view kRelations = ".rels";
+  const auto files =
+      read_zip(bytes, where, limit, [&](std::string_view name) { return name.ends_with(kRelations); });
+  Parts parts;
+  const auto read = [&](const std::string& of, auto visit) {
+    const std::size_t slash = of.rfind('/') + 1;
+    const std::string folder = of.substr(0, slash);
+    const auto at = files.find(fmt::format("{}_rels/{}{}", folder, of.substr(slash), kRelations));
+    if (at != files.end()) each_relation(at->second, folder, visit);
+  };
+  read("", [&](const std::string& kind, const std::string& part) {
+    if (kind == "officeDocument") parts.body = part;
+  });
+  read(parts.body, [&](const std::string& kind, const std::string& part) {
+    for (const auto& [name, to] :
+         {std::pair("numbering", &parts.numbering), std::pair("styles", &parts.styles),
+          std::pair("footnotes", &parts.footnotes), std::pair("endnotes", &parts.endnotes)})
+      if (kind == name) *to = part;
+  });
+  return parts;
+}
 
 class Reader {
  public:
-  Reader(bool paged, DocxStyles& styles, TextBuilder& out)
-      : out_(out), styles_(styles), page_(paged ? 1 : 0) {
+  Reader(bool paged, const DocxStyles& styles, TextBuilder& out)
+      : out_(out), fresh_(styles), styles_(styles), page_(paged ? 1 : 0) {
     out_.at(page_, 1);
+  }
+
+  /// What follows is no part of the text in front of it: its lists begin anew.
+  void begin_notes() {
+    out_.break_line(2);
+    styles_ = fresh_;
   }
 
   void take(const XmlEvent& e) {
@@ -166,7 +213,8 @@ class Reader {
   };
 
   TextBuilder& out_;
-  DocxStyles& styles_;
+  const DocxStyles& fresh_;
+  DocxStyles styles_;  // with the numbers so far
   std::int32_t page_;
   bool in_text_ = false, in_properties_ = false, list_ = false, after_list_ = false;
   int skip_ = 0, tables_ = 0, cells_ = 0, cell_of_row_ = 0;
@@ -182,18 +230,18 @@ class Reader {
 }  // namespace
 
 DocumentText read_docx(std::string_view bytes, std::string_view where, const ReadOptions& options) {
-  const auto wanted = [](std::string_view name) {
-    return name == kBody || name == kNumbering || name == kStyles ||
-           std::find(std::begin(kNotes), std::end(kNotes), name) != std::end(kNotes);
-  };
-  const auto parts = read_zip(bytes, where, options.largest_text, wanted);
-  if (!parts.contains(kBody))
-    throw InputError(fmt::format("{}: expected '{}' in it, found none", where, kBody));
+  const Parts names = find_parts(bytes, where, options.largest_text);
+  const auto parts = read_zip(bytes, where, options.largest_text, [&](std::string_view name) {
+    return name == names.body || name == names.numbering || name == names.styles || name == names.footnotes ||
+           name == names.endnotes;
+  });
+  if (!parts.contains(names.body))
+    throw InputError(fmt::format("{}: expected '{}' in it, found none", where, names.body));
   TextBuilder out(options.largest_text, std::string(where));
-  const bool paged = parts.at(kBody).find(kPageBreak) != std::string::npos;
+  const bool paged = parts.at(names.body).find(kPageBreak) != std::string::npos;
   DocxStyles styles;
   std::vector<std::string> remarks;
-  const auto read_beside = [&](const char* name, auto read, const char* lost) {
+  const auto read_beside = [&](const std::string& name, auto read, const char* lost) {
     if (!parts.contains(name)) return;
     try {
       (styles.*read)(parts.at(name), fmt::format("{}: {}", where, name));
@@ -201,14 +249,15 @@ DocumentText read_docx(std::string_view bytes, std::string_view where, const Rea
       remarks.push_back(fmt::format("{}; {}", e.what(), lost));
     }
   };
-  read_beside(kNumbering, &DocxStyles::read_numbering, "lists have no numbers");
-  read_beside(kStyles, &DocxStyles::read_styles, "headings may be missed");
+  read_beside(names.numbering, &DocxStyles::read_numbering, "lists have no numbers");
+  read_beside(names.styles, &DocxStyles::read_styles, "headings may be missed");
   Reader reader(paged, styles, out);
-  read_xml(parts.at(kBody), fmt::format("{}: {}", where, kBody), [&](const XmlEvent& e) { reader.take(e); });
+  read_xml(parts.at(names.body), fmt::format("{}: {}", where, names.body),
+           [&](const XmlEvent& e) { reader.take(e); });
   const std::int32_t pages = reader.pages();
-  for (const char* notes : kNotes) {
+  for (const std::string& notes : {names.footnotes, names.endnotes}) {
     if (!parts.contains(notes)) continue;
-    out.break_line(2);
+    reader.begin_notes();
     read_xml(parts.at(notes), fmt::format("{}: {}", where, notes),
              [&](const XmlEvent& e) { reader.take(e); });
   }

@@ -19,6 +19,31 @@ namespace lode {
 
 namespace {
 
+/// Namespaces by the prefixes that office programs write, so that readers know names by them. Another program may write
+/// others, or none.
+struct Namespace {
+  std::string_view prefix;
+  const char* uri;
+};
+constexpr Namespace kNamespaces[] = {
+    {"w", "http://schemas.openxmlformats.org/wordprocessingml/2006/main"},
+    {"w", "http://purl.oclc.org/ooxml/wordprocessingml/main"},
+    {"mc", "http://schemas.openxmlformats.org/markup-compatibility/2006"},
+    {"relations", "http://schemas.openxmlformats.org/package/2006/relationships"},
+    {"office", "urn:oasis:names:tc:opendocument:xmlns:office:1.0"},
+    {"text", "urn:oasis:names:tc:opendocument:xmlns:text:1.0"},
+    {"table", "urn:oasis:names:tc:opendocument:xmlns:table:1.0"},
+    {"style", "urn:oasis:names:tc:opendocument:xmlns:style:1.0"},
+    {"draw", "urn:oasis:names:tc:opendocument:xmlns:drawing:1.0"},
+    {"fo", "urn:oasis:names:tc:opendocument:xmlns:xsl-fo-compatible:1.0"},
+    {"dc", "http://purl.org/dc/elements/1.1/"},
+    {"xlink", "http://www.w3.org/1999/xlink"}};
+
+std::string_view prefix_of(std::string_view name) {
+  const std::size_t colon = name.find(':');
+  return colon == std::string_view::npos ? std::string_view() : name.substr(0, colon);
+}
+
 /// Keeps the first thing that the parser says.
 void keep_first(void* first, const char* message, xmlParserSeverities, xmlTextReaderLocatorPtr) {
   auto& text = *static_cast<std::string*>(first);
@@ -30,17 +55,20 @@ class Event : public XmlEvent {
   explicit Event(xmlTextReader* reader) : reader_(reader) {}
 
   std::string attribute(const char* wanted) const override {
-    const std::unique_ptr<xmlChar, void (*)(void*)> value(xmlTextReaderGetAttribute(reader_, BAD_CAST wanted),
-                                                          xmlFree);
+    Text value(xmlTextReaderGetAttribute(reader_, BAD_CAST wanted), xmlFree);
+    const std::string_view prefix = prefix_of(wanted);
+    for (const Namespace& known : kNamespaces) {
+      if (value != nullptr) break;
+      if (known.prefix == prefix)
+        value.reset(
+            xmlTextReaderGetAttributeNs(reader_, BAD_CAST wanted + prefix.size() + 1, BAD_CAST known.uri));
+    }
     return value == nullptr ? std::string() : reinterpret_cast<const char*>(value.get());
   }
 
   /// False: nothing that a document's text is made of.
   bool take() {
-    const auto view = [](const xmlChar* s) {
-      return s == nullptr ? std::string_view() : std::string_view(reinterpret_cast<const char*>(s));
-    };
-    name = view(xmlTextReaderConstName(reader_));
+    name = usual(view(xmlTextReaderConstName(reader_)));
     text = {};
     empty = false;
     switch (xmlTextReaderNodeType(reader_)) {
@@ -64,7 +92,27 @@ class Event : public XmlEvent {
   }
 
  private:
+  using Text = std::unique_ptr<xmlChar, void (*)(void*)>;
+
+  static std::string_view view(const xmlChar* s) {
+    return s == nullptr ? std::string_view() : std::string_view(reinterpret_cast<const char*>(s));
+  }
+
+  /// The name with the usual prefix of its namespace.
+  std::string_view usual(std::string_view written) {
+    const std::string_view prefix = prefix_of(written), uri = view(xmlTextReaderConstNamespaceUri(reader_));
+    if (uri.empty()) return written;
+    for (const Namespace& known : kNamespaces) {
+      if (known.uri != uri) continue;
+      if (known.prefix == prefix) return written;
+      renamed_ = fmt::format("{}:{}", known.prefix, view(xmlTextReaderConstLocalName(reader_)));
+      return renamed_;
+    }
+    return written;
+  }
+
   xmlTextReader* reader_;
+  std::string renamed_;
 };
 
 }  // namespace

@@ -14,7 +14,8 @@ class XmlEvent {
   virtual ~XmlEvent() = default;
   enum class Kind { begin, end, text };
   Kind kind = Kind::begin;
-  std::string_view name;  ///< of the element with its prefix as the document wrote it, "w:p"
+  std::string_view
+      name;  ///< of the element with its namespace's usual prefix, "w:p", whichever the document wrote
   std::string_view text;
   bool empty = false;  ///< the element ends with its begin: no `end` follows
   /// Empty when there is none.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Documents as people have them: what is read of each kind, folders, growing texts, interrupted readings, sources."""
 
+import io
 import json
 import pathlib
 import shutil
@@ -9,6 +10,7 @@ import struct
 import subprocess
 import time
 import unittest
+import zipfile
 
 import documents
 import lode_file
@@ -377,6 +379,45 @@ class Kinds(ProgramTest):
         body = "".join(p(f"Text {i}", more=f'<w:{kind}Reference w:id="{i}"/>') for kind, i in (("footnote", 3), ("endnote", 2), ("footnote", 2)))
         file = documents.docx(body, footnotes="".join(notes["footnote"]), endnotes="".join(notes["endnote"]))
         self.assertEqual(self.read(file), "[1]Text 3\n\n[2]Text 2\n\n[3]Text 2\n\n[3] footnote 2\n\n[1] footnote 3\n\n[2] endnote 2\n\n[4] endnote 3\n")
+
+    def test_office_documents_of_other_programs(self):
+        """Other prefixes of namespaces than usual, none, and parts with other names."""
+        p = documents.docx_paragraph
+        word = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
+        listed = '<w:p><w:pPr><w:numPr><w:ilvl w:val="0"/><w:numId w:val="1"/></w:numPr></w:pPr><w:r><w:t>one</w:t></w:r></w:p>'
+        body = f'<w:document {word}><w:body>{p("Head", style="Heading2")}{listed}{listed}{p("b", more="<w:lastRenderedPageBreak/>")}</w:body></w:document>'
+        numbers = (f'<w:numbering {word}><w:abstractNum w:abstractNumId="0"><w:lvl w:ilvl="0"><w:start w:val="1"/><w:numFmt w:val="decimal"/><w:lvlText w:val="%1."/></w:lvl>'
+                   '</w:abstractNum><w:num w:numId="1"><w:abstractNumId w:val="0"/></w:num></w:numbering>')
+        note = f'<w:footnotes {word}><w:footnote w:id="2">{listed}</w:footnote></w:footnotes>'
+        want = "## Head\n\n1. one\n2. one\nb\n\n[1] 1. one\n"  # lists of notes are counted by themselves
+
+        def renamed(xml, prefix):
+            xml = xml.replace("<w:", f"<{prefix}:").replace("</w:", f"</{prefix}:").replace(" w:", f" {prefix}:").replace("xmlns:w=", f"xmlns:{prefix}=")
+            return xml
+
+        usual = {"[Content_Types].xml": "<Types/>", "word/document.xml": body, "word/numbering.xml": numbers, "word/footnotes.xml": note}
+        self.assertEqual(self.read(documents.archive(usual)), want)
+        self.assertEqual(self.read(documents.archive({name: renamed(xml, "ns0") for name, xml in usual.items()})), want)
+        default = body.replace("<w:", "<").replace("</w:", "</").replace("xmlns:w=", 'xmlns="http://schemas.openxmlformats.org/wordprocessingml/2006/main" xmlns:w=')
+        self.assertEqual(self.read(documents.archive({**usual, "word/document.xml": default})), want)
+        strict = {name: xml.replace("http://schemas.openxmlformats.org/wordprocessingml/2006/main", "http://purl.oclc.org/ooxml/wordprocessingml/main") for name, xml in usual.items()}
+        self.assertEqual(self.read(documents.archive({name: renamed(xml, "x") for name, xml in strict.items()})), want)
+        space, office = "http://schemas.openxmlformats.org/package/2006/relationships", "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+        relations = {
+            "_rels/.rels": f'<Relationships xmlns="{space}"><Relationship Id="a" Type="{office}/officeDocument" Target="/word/document2.xml"/></Relationships>',
+            "word/_rels/document2.xml.rels": f'<r:Relationships xmlns:r="{space}"><r:Relationship Type="{office}/numbering" Target="numbers/n1.xml"/>'
+                                             f'<r:Relationship Type="{office}/footnotes" Target="/notes.xml"/><r:Relationship Type="{office}/styles" Target="http://x/s.xml" TargetMode="External"/></r:Relationships>'}
+        moved = {"[Content_Types].xml": "<Types/>", "word/document2.xml": body, "word/numbers/n1.xml": numbers, "notes.xml": note}
+        self.assertEqual(self.read(documents.archive({**moved, **relations})), want)
+        self.assertEqual(self.read(documents.archive({**usual, "_rels/.rels": "<Relationships>"})), want)  # damaged: usual names
+        path = documents.write(self.folder, "some.file", documents.archive({**moved, "_rels/.rels": relations["_rels/.rels"].replace("document2", "other")}))
+        self.assert_refused(run("index", "-m", self.model, "-f", path, "-o", self.folder / "never.lode", "--quiet"), "'word/other.xml'")
+        odt = documents.odt('<text:h text:outline-level="1">A</text:h><text:p>b<text:s text:c="2"/>c</text:p>')
+        with zipfile.ZipFile(io.BytesIO(odt)) as z:
+            content = z.read("content.xml").decode()
+        for name in ("office", "text", "table", "style"):
+            content = content.replace(f"<{name}:", f"<n{name}:").replace(f"</{name}:", f"</n{name}:").replace(f" {name}:", f" n{name}:").replace(f"xmlns:{name}=", f"xmlns:n{name}=")
+        self.assertEqual(self.read(documents.archive({"content.xml": content}, "application/vnd.oasis.opendocument.text")), "# A\n\nb  c\n")
 
     def test_odt(self):
         body = ('<text:tracked-changes><text:p>gone</text:p></text:tracked-changes><text:h text:outline-level="2">Head</text:h><text:p>One\n <text:s text:c="2"/>two.'
