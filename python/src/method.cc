@@ -135,13 +135,18 @@ class PyMethod final : public Selector {
   OfProcess process_;
 };
 
-/// InputError when a class or an object, of that class, cannot be what a layer asks.
-void check_parts(nb::handle of, nb::handle type, const std::string& method) {
-  for (const char* part : {"build", "select"})
-    if (PyCallable_Check(nb::object(nb::getattr(of, part, nb::none())).ptr()) == 0)
+/// InputError when a layer cannot ask it for what it needs.
+void check_parts(nb::handle object, const std::string& method) {
+  const nb::handle type = object.type();
+  for (const char* part : {"build", "select"}) {
+    const nb::object found = nb::steal(PyObject_GetAttrString(object.ptr(), part));
+    if (!found.is_valid() && PyErr_ExceptionMatches(PyExc_AttributeError) == 0) throw nb::python_error();
+    PyErr_Clear();
+    if (!found.is_valid() || PyCallable_Check(found.ptr()) == 0)
       throw InputError(
           method + ": expected objects with build(keys) and select(head, queries, begin, end), found " +
           nb::cast<std::string>(nb::str(type.attr("__name__"))) + " without " + part + "(); add it");
+  }
 }
 
 /// Makes the object of one layer.
@@ -149,7 +154,6 @@ using Factory = nb::typed<nb::callable, nb::object(...)>;
 
 void register_python(const std::string& name, Factory make, const std::map<std::string, std::string>& options,
                      const std::string& source) {
-  if (PyType_Check(make.ptr()) != 0) check_parts(make, make, name);
   MethodInfo info;
   info.name = name;
   info.source = source;
@@ -165,7 +169,7 @@ void register_python(const std::string& name, Factory make, const std::map<std::
     nb::object object = nb::handle(factory)(
         nb::arg("layer") = geometry.layer, nb::arg("query_heads") = geometry.query_heads,
         nb::arg("kv_heads") = geometry.kv_heads, nb::arg("head_dim") = geometry.head_dim, **given);
-    check_parts(object, object.type(), name);
+    check_parts(object, name);
     return std::make_unique<PyMethod>(std::move(object), geometry, name);
   };
   register_method(std::move(info));

@@ -283,12 +283,21 @@ def test_a_method_in_python_without_its_parts_is_refused(model, text):
         def select(self, head, queries, begin, end):
             return np.arange(begin, end)
 
+        def __init__(self, **_):
+            pass
+
+    lodestone.register_method("no-build", NoBuild)
     with pytest.raises(lodestone.InputError, match=r"no-build: .* found NoBuild without build\(\); add it"):
-        lodestone.register_method("no-build", NoBuild)
-    assert "no-build" not in lodestone.methods()
-    lodestone.register_method("makes-none", lambda **_: NoBuild())  # known when it is called alone
-    with pytest.raises(lodestone.InputError, match=r"NoBuild without build\(\)"):
-        lodestone.Document.read(model, text[:3000], specs=["makes-none:window=16"])
+        lodestone.Document.read(model, text[:3000], specs=["no-build:window=16"])
+
+    class Raises(NoBuild):
+        @property
+        def build(self):
+            raise KeyError("its own")
+
+    lodestone.register_method("raises", Raises)
+    with pytest.raises(KeyError, match="its own"):
+        lodestone.Document.read(model, text[:3000], specs=["raises:window=16"])
 
 
 def test_exceptions_of_a_method_in_python_come_through(model, text):

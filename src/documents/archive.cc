@@ -67,10 +67,10 @@ std::string zip_document_type(std::string_view bytes, std::string_view where) {
   std::string type;
   each_entry(bytes, where, [&](const std::string& name, archive_entry*, archive* zip) {
     if (name == "mimetype") type = content(zip, where, 200);
-    for (const auto& [part, kind] :
-         {std::pair("word/document.xml", "docx"), std::pair("word/document2.xml", "docx"),
-          std::pair("xl/workbook.xml", "xlsx"), std::pair("ppt/presentation.xml", "pptx")})
-      if (name == part) type = kind;
+    for (const auto& [part, kind] : {std::pair("word/document", "docx"), std::pair("xl/workbook", "xlsx"),
+                                     std::pair("ppt/presentation", "pptx")})
+      if (name.starts_with(part) && name.ends_with(".xml") && name.find('/', 5) == std::string::npos)
+        type = kind;
     return type.empty();
   });
   while (!type.empty() && (type.back() == '\n' || type.back() == '\r' || type.back() == ' ')) type.pop_back();

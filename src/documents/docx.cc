@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -18,63 +19,70 @@ namespace lode {
 
 namespace {
 
-constexpr std::string_view kPageBreak = ":lastRenderedPageBreak";  // of whichever prefix
-
 /// Where the parts of a document are, by the names that Word usually gives them.
 struct Parts {
   std::string body = "word/document.xml", numbering = "word/numbering.xml", styles = "word/styles.xml",
               footnotes = "word/footnotes.xml", endnotes = "word/endnotes.xml";
 };
 
-/// Calls visit(kind, part) for the relationships of a part, as "numbering" and "word/numbering.xml". What is damaged says nothing.
-template <class Visit>
-void each_relation(std::string_view xml, const std::string& folder, Visit visit) {
+/// What a part's relationships name, by their kind: "numbering" is "word/numbering.xml". Nothing where they are missing or
+/// damaged.
+std::map<std::string, std::string> relations_of(const std::string& part, std::string_view bytes,
+                                                std::string_view where, std::size_t limit) {
+  const std::size_t slash = part.rfind('/') + 1;
+  const std::string name = fmt::format("{}_rels/{}.rels", part.substr(0, slash), part.substr(slash));
+  std::map<std::string, std::string> relations;
   try {
-    read_xml(xml, "", [&](const XmlEvent& e) {
+    const auto files = read_zip(bytes, where, limit, [&](std::string_view entry) { return entry == name; });
+    if (!files.contains(name)) return {};
+    read_xml(files.at(name), name, [&](const XmlEvent& e) {
       if (e.kind != XmlEvent::Kind::begin || e.name != "relations:Relationship") return;
       const std::string type = e.attribute("Type"), target = e.attribute("Target");
-      if (target.empty() || e.attribute("TargetMode") == "External") return;
-      visit(type.substr(type.rfind('/') + 1), target.front() == '/' ? target.substr(1) : folder + target);
+      if (!target.empty() && e.attribute("TargetMode") != "External")
+        relations.emplace(type.substr(type.rfind('/') + 1), name_in_archive(part, target));
     });
-  } catch (const InputError&) {  // Word's own names are tried then
+  } catch (const InputError&) {
+    return {};
   }
+  return relations;
 }
 
 /// Programs may call parts as they like (Word on the web writes word/document2.xml): relationships say how.
 Parts find_parts(std::string_view bytes, std::string_view where, std::size_t limit) {
-  constexpr std::string_view kRelations = ".rels";
-  const auto files =
-      read_zip(bytes, where, limit, [&](std::string_view name) { return name.ends_with(kRelations); });
-  Parts parts;
-  const auto read = [&](const std::string& of, auto visit) {
-    const std::size_t slash = of.rfind('/') + 1;
-    const std::string folder = of.substr(0, slash);
-    const auto at = files.find(fmt::format("{}_rels/{}{}", folder, of.substr(slash), kRelations));
-    if (at != files.end()) each_relation(at->second, folder, visit);
+  const auto take = [](const std::map<std::string, std::string>& relations, const char* kind,
+                       std::string& to) {
+    if (const auto at = relations.find(kind); at != relations.end()) to = at->second;
   };
-  read("", [&](const std::string& kind, const std::string& part) {
-    if (kind == "officeDocument") parts.body = part;
-  });
-  read(parts.body, [&](const std::string& kind, const std::string& part) {
-    for (const auto& [name, to] :
-         {std::pair("numbering", &parts.numbering), std::pair("styles", &parts.styles),
-          std::pair("footnotes", &parts.footnotes), std::pair("endnotes", &parts.endnotes)})
-      if (kind == name) *to = part;
-  });
+  Parts parts;
+  take(relations_of("", bytes, where, limit), "officeDocument", parts.body);
+  const auto relations = relations_of(parts.body, bytes, where, limit);
+  take(relations, "numbering", parts.numbering);
+  take(relations, "styles", parts.styles);
+  take(relations, "footnotes", parts.footnotes);
+  take(relations, "endnotes", parts.endnotes);
   return parts;
+}
+
+/// Those of the names that the archive has no part of become the usual ones.
+Parts found_among(const std::map<std::string, std::string>& parts, Parts names) {
+  const Parts usual;
+  for (std::string Parts::*name :
+       {&Parts::body, &Parts::numbering, &Parts::styles, &Parts::footnotes, &Parts::endnotes})
+    if (!parts.contains(names.*name)) names.*name = usual.*name;
+  return names;
 }
 
 class Reader {
  public:
-  Reader(bool paged, const DocxStyles& styles, TextBuilder& out)
-      : out_(out), fresh_(styles), styles_(styles), page_(paged ? 1 : 0) {
+  Reader(bool paged, DocxStyles& styles, TextBuilder& out)
+      : out_(out), styles_(styles), page_(paged ? 1 : 0) {
     out_.at(page_, 1);
   }
 
   /// What follows is no part of the text in front of it: its lists begin anew.
   void begin_notes() {
     out_.break_line(2);
-    styles_ = fresh_;
+    styles_.begin_anew();
   }
 
   void take(const XmlEvent& e) {
@@ -213,8 +221,7 @@ class Reader {
   };
 
   TextBuilder& out_;
-  const DocxStyles& fresh_;
-  DocxStyles styles_;  // with the numbers so far
+  DocxStyles& styles_;
   std::int32_t page_;
   bool in_text_ = false, in_properties_ = false, list_ = false, after_list_ = false;
   int skip_ = 0, tables_ = 0, cells_ = 0, cell_of_row_ = 0;
@@ -230,15 +237,19 @@ class Reader {
 }  // namespace
 
 DocumentText read_docx(std::string_view bytes, std::string_view where, const ReadOptions& options) {
-  const Parts names = find_parts(bytes, where, options.largest_text);
+  const Parts said = find_parts(bytes, where, options.largest_text), usual;
   const auto parts = read_zip(bytes, where, options.largest_text, [&](std::string_view name) {
-    return name == names.body || name == names.numbering || name == names.styles || name == names.footnotes ||
-           name == names.endnotes;
+    for (const Parts* const p : {&said, &usual})
+      if (name == p->body || name == p->numbering || name == p->styles || name == p->footnotes ||
+          name == p->endnotes)
+        return true;
+    return false;
   });
+  const Parts names = found_among(parts, said);
   if (!parts.contains(names.body))
     throw InputError(fmt::format("{}: expected '{}' in it, found none", where, names.body));
   TextBuilder out(options.largest_text, std::string(where));
-  const bool paged = parts.at(names.body).find(kPageBreak) != std::string::npos;
+  const bool paged = has_element(parts.at(names.body), "lastRenderedPageBreak");
   DocxStyles styles;
   std::vector<std::string> remarks;
   const auto read_beside = [&](const std::string& name, auto read, const char* lost) {
@@ -255,8 +266,9 @@ DocumentText read_docx(std::string_view bytes, std::string_view where, const Rea
   read_xml(parts.at(names.body), fmt::format("{}: {}", where, names.body),
            [&](const XmlEvent& e) { reader.take(e); });
   const std::int32_t pages = reader.pages();
+  std::set<std::string> read = {names.body};
   for (const std::string& notes : {names.footnotes, names.endnotes}) {
-    if (!parts.contains(notes)) continue;
+    if (!parts.contains(notes) || !read.insert(notes).second) continue;
     reader.begin_notes();
     read_xml(parts.at(notes), fmt::format("{}: {}", where, notes),
              [&](const XmlEvent& e) { reader.take(e); });

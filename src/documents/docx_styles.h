@@ -30,6 +30,12 @@ class DocxStyles {
   void read_numbering(std::string_view xml, std::string_view where);
   void read_styles(std::string_view xml, std::string_view where);
 
+  /// The next paragraphs are those of another text: all lists begin anew.
+  void begin_anew() {
+    counts_.clear();
+    begun_.clear();
+  }
+
   /// What people call a style in English, "heading 1"; its id where no file says it.
   std::string name_of(const std::string& style) const;
   /// The mark of the next paragraph, "3.2. ", "c) " or "- ", with what the paragraph itself says first; empty where it has none.

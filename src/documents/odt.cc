@@ -198,7 +198,7 @@ DocumentText read_odt(std::string_view bytes, std::string_view where, const Read
   TextBuilder out(options.largest_text, std::string(where));
   OdtLists lists;
   if (parts.contains(kStyles)) lists.read_styles(parts.at(kStyles), fmt::format("{}: {}", where, kStyles));
-  Reader reader(parts.at(kBody).find("<text:soft-page-break") != std::string::npos, lists, out);
+  Reader reader(has_element(parts.at(kBody), "soft-page-break"), lists, out);
   read_xml(parts.at(kBody), fmt::format("{}: {}", where, kBody), [&](const XmlEvent& e) { reader.take(e); });
   out.finish();
   if (out.text().empty())

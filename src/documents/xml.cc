@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <climits>
 #include <memory>
 
@@ -14,6 +15,20 @@
 #endif
 
 namespace lode {
+
+bool has_element(std::string_view xml, std::string_view local_name) {
+  constexpr std::size_t kLongestPrefix = 64;
+  for (std::size_t at = xml.find(local_name); at != std::string_view::npos;
+       at = xml.find(local_name, at + 1)) {
+    const std::size_t from = at - std::min(at, kLongestPrefix), begin = xml.rfind('<', at);
+    if (begin == std::string_view::npos || begin < from) continue;
+    const std::string_view prefix = xml.substr(begin + 1, at - begin - 1);
+    if (prefix.empty() ||
+        (prefix.back() == ':' && prefix.find_first_of(" >\t\n\r/") == std::string_view::npos))
+      return true;
+  }
+  return false;
+}
 
 #if LODE_LIBXML2
 
@@ -55,7 +70,7 @@ class Event : public XmlEvent {
   explicit Event(xmlTextReader* reader) : reader_(reader) {}
 
   std::string attribute(const char* wanted) const override {
-    Text value(xmlTextReaderGetAttribute(reader_, BAD_CAST wanted), xmlFree);
+    Text value(renames_ ? nullptr : xmlTextReaderGetAttribute(reader_, BAD_CAST wanted), xmlFree);
     const std::string_view prefix = prefix_of(wanted);
     for (const Namespace& known : kNamespaces) {
       if (value != nullptr) break;
@@ -63,6 +78,7 @@ class Event : public XmlEvent {
         value.reset(
             xmlTextReaderGetAttributeNs(reader_, BAD_CAST wanted + prefix.size() + 1, BAD_CAST known.uri));
     }
+    if (value == nullptr && renames_) value.reset(xmlTextReaderGetAttribute(reader_, BAD_CAST wanted));
     return value == nullptr ? std::string() : reinterpret_cast<const char*>(value.get());
   }
 
@@ -105,6 +121,7 @@ class Event : public XmlEvent {
     for (const Namespace& known : kNamespaces) {
       if (known.uri != uri) continue;
       if (known.prefix == prefix) return written;
+      renames_ = true;
       renamed_ = fmt::format("{}:{}", known.prefix, view(xmlTextReaderConstLocalName(reader_)));
       return renamed_;
     }
@@ -113,6 +130,8 @@ class Event : public XmlEvent {
 
   xmlTextReader* reader_;
   std::string renamed_;
+  bool renames_ =
+      false;  ///< some name had another prefix: attributes are looked for by their namespaces first
 };
 
 }  // namespace

@@ -22,6 +22,9 @@ class XmlEvent {
   virtual std::string attribute(const char* name) const = 0;
 };
 
+/// Whether an element of this name stands somewhere, with whichever prefix.
+bool has_element(std::string_view xml, std::string_view local_name);
+
 /// InputError when the XML is malformed, has a document type (no office program writes one) or is nested too
 /// deep; `where` begins the message.
 void read_xml(std::string_view xml, std::string_view where,

@@ -410,8 +410,17 @@ class Kinds(ProgramTest):
         moved = {"[Content_Types].xml": "<Types/>", "word/document2.xml": body, "word/numbers/n1.xml": numbers, "notes.xml": note}
         self.assertEqual(self.read(documents.archive({**moved, **relations})), want)
         self.assertEqual(self.read(documents.archive({**usual, "_rels/.rels": "<Relationships>"})), want)  # damaged: usual names
-        path = documents.write(self.folder, "some.file", documents.archive({**moved, "_rels/.rels": relations["_rels/.rels"].replace("document2", "other")}))
-        self.assert_refused(run("index", "-m", self.model, "-f", path, "-o", self.folder / "never.lode", "--quiet"), "'word/other.xml'")
+        # Targets as people write them, some of nothing: usual names count then. Two kinds of notes in one part are said once.
+        for target in ("word/document.xml", "./word/document.xml", "word//document.xml", "/word/x/../document.xml", "word/document%2Exml", "Word/Document.xml", "word/gone.xml", ""):
+            odd = {"_rels/.rels": relations["_rels/.rels"].replace("/word/document2.xml", target),
+                   "word/_rels/document.xml.rels": f'<Relationships xmlns="{space}"><Relationship Type="{office}/footnotes" Target="../word/footnotes.xml"/>'
+                                                   f'<Relationship Type="{office}/endnotes" Target="footnotes.xml"/><Relationship Type="{office}/numbering" Target="Gone.xml"/></Relationships>'}
+            self.assertEqual(self.read(documents.archive({**usual, **odd, "customXml/_rels/item1.xml.rels": "<"})), want)
+        for prefix, pages in (("w", 1), ("x", 1)):
+            self.read(documents.archive({name: renamed(xml, prefix) for name, xml in usual.items()}))
+            self.assertEqual(self.place("b")[0], pages + 1)
+        self.read(documents.docx(p("see w:lastRenderedPageBreak there")))
+        self.assertEqual(self.place("see")[0], 0)
         odt = documents.odt('<text:h text:outline-level="1">A</text:h><text:p>b<text:s text:c="2"/>c</text:p>')
         with zipfile.ZipFile(io.BytesIO(odt)) as z:
             content = z.read("content.xml").decode()
