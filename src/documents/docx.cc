@@ -19,19 +19,23 @@ namespace lode {
 
 namespace {
 
-/// Where the parts of a document are, by the names that Word usually gives them.
-struct Parts {
-  std::string body = "word/document.xml", numbering = "word/numbering.xml", styles = "word/styles.xml",
-              footnotes = "word/footnotes.xml", endnotes = "word/endnotes.xml";
-};
+/// The parts that are read, by the kind of the relationship that names each, and what Word usually calls them.
+using Parts = std::map<std::string, std::string>;
+const Parts& usual_parts() {
+  static const Parts parts = {{"officeDocument", "word/document.xml"},
+                              {"numbering", "word/numbering.xml"},
+                              {"styles", "word/styles.xml"},
+                              {"footnotes", "word/footnotes.xml"},
+                              {"endnotes", "word/endnotes.xml"}};
+  return parts;
+}
 
-/// What a part's relationships name, by their kind: "numbering" is "word/numbering.xml". Nothing where they are missing or
-/// damaged.
-std::map<std::string, std::string> relations_of(const std::string& part, std::string_view bytes,
-                                                std::string_view where, std::size_t limit) {
+/// What a part's relationships name. Nothing where they are missing or damaged.
+Parts relations_of(const std::string& part, std::string_view bytes, std::string_view where,
+                   std::size_t limit) {
   const std::size_t slash = part.rfind('/') + 1;
   const std::string name = fmt::format("{}_rels/{}.rels", part.substr(0, slash), part.substr(slash));
-  std::map<std::string, std::string> relations;
+  Parts relations;
   try {
     const auto files = read_zip(bytes, where, limit, [&](std::string_view entry) { return entry == name; });
     if (!files.contains(name)) return {};
@@ -48,28 +52,13 @@ std::map<std::string, std::string> relations_of(const std::string& part, std::st
 }
 
 /// Programs may call parts as they like (Word on the web writes word/document2.xml): relationships say how.
-Parts find_parts(std::string_view bytes, std::string_view where, std::size_t limit) {
-  const auto take = [](const std::map<std::string, std::string>& relations, const char* kind,
-                       std::string& to) {
-    if (const auto at = relations.find(kind); at != relations.end()) to = at->second;
-  };
-  Parts parts;
-  take(relations_of("", bytes, where, limit), "officeDocument", parts.body);
-  const auto relations = relations_of(parts.body, bytes, where, limit);
-  take(relations, "numbering", parts.numbering);
-  take(relations, "styles", parts.styles);
-  take(relations, "footnotes", parts.footnotes);
-  take(relations, "endnotes", parts.endnotes);
+Parts named_parts(std::string_view bytes, std::string_view where, std::size_t limit) {
+  const char* const kBody = "officeDocument";
+  const Parts root = relations_of("", bytes, where, limit);
+  const std::string body = root.contains(kBody) ? root.at(kBody) : usual_parts().at(kBody);
+  Parts parts = relations_of(body, bytes, where, limit);
+  parts[kBody] = body;
   return parts;
-}
-
-/// Those of the names that the archive has no part of become the usual ones.
-Parts found_among(const std::map<std::string, std::string>& parts, Parts names) {
-  const Parts usual;
-  for (std::string Parts::*name :
-       {&Parts::body, &Parts::numbering, &Parts::styles, &Parts::footnotes, &Parts::endnotes})
-    if (!parts.contains(names.*name)) names.*name = usual.*name;
-  return names;
 }
 
 class Reader {
@@ -237,19 +226,20 @@ class Reader {
 }  // namespace
 
 DocumentText read_docx(std::string_view bytes, std::string_view where, const ReadOptions& options) {
-  const Parts said = find_parts(bytes, where, options.largest_text), usual;
+  Parts names = named_parts(bytes, where, options.largest_text);
   const auto parts = read_zip(bytes, where, options.largest_text, [&](std::string_view name) {
-    for (const Parts* const p : {&said, &usual})
-      if (name == p->body || name == p->numbering || name == p->styles || name == p->footnotes ||
-          name == p->endnotes)
-        return true;
-    return false;
+    return std::any_of(usual_parts().begin(), usual_parts().end(), [&](const auto& usual) {
+      const auto named = names.find(usual.first);
+      return name == usual.second || (named != names.end() && name == named->second);
+    });
   });
-  const Parts names = found_among(parts, said);
-  if (!parts.contains(names.body))
-    throw InputError(fmt::format("{}: expected '{}' in it, found none", where, names.body));
+  for (const auto& [kind, usual] : usual_parts())
+    if (!parts.contains(names[kind])) names[kind] = usual;
+  const std::string& body = names.at("officeDocument");
+  if (!parts.contains(body))
+    throw InputError(fmt::format("{}: expected '{}' in it, found none", where, body));
   TextBuilder out(options.largest_text, std::string(where));
-  const bool paged = has_element(parts.at(names.body), "lastRenderedPageBreak");
+  const bool paged = has_element(parts.at(body), "lastRenderedPageBreak");
   DocxStyles styles;
   std::vector<std::string> remarks;
   const auto read_beside = [&](const std::string& name, auto read, const char* lost) {
@@ -260,14 +250,13 @@ DocumentText read_docx(std::string_view bytes, std::string_view where, const Rea
       remarks.push_back(fmt::format("{}; {}", e.what(), lost));
     }
   };
-  read_beside(names.numbering, &DocxStyles::read_numbering, "lists have no numbers");
-  read_beside(names.styles, &DocxStyles::read_styles, "headings may be missed");
+  read_beside(names.at("numbering"), &DocxStyles::read_numbering, "lists have no numbers");
+  read_beside(names.at("styles"), &DocxStyles::read_styles, "headings may be missed");
   Reader reader(paged, styles, out);
-  read_xml(parts.at(names.body), fmt::format("{}: {}", where, names.body),
-           [&](const XmlEvent& e) { reader.take(e); });
+  read_xml(parts.at(body), fmt::format("{}: {}", where, body), [&](const XmlEvent& e) { reader.take(e); });
   const std::int32_t pages = reader.pages();
-  std::set<std::string> read = {names.body};
-  for (const std::string& notes : {names.footnotes, names.endnotes}) {
+  std::set<std::string> read = {body};
+  for (const std::string& notes : {names.at("footnotes"), names.at("endnotes")}) {
     if (!parts.contains(notes) || !read.insert(notes).second) continue;
     reader.begin_notes();
     read_xml(parts.at(notes), fmt::format("{}: {}", where, notes),

@@ -20,9 +20,11 @@ bool has_element(std::string_view xml, std::string_view local_name) {
   constexpr std::size_t kLongestPrefix = 64;
   for (std::size_t at = xml.find(local_name); at != std::string_view::npos;
        at = xml.find(local_name, at + 1)) {
-    const std::size_t from = at - std::min(at, kLongestPrefix), begin = xml.rfind('<', at);
-    if (begin == std::string_view::npos || begin < from) continue;
-    const std::string_view prefix = xml.substr(begin + 1, at - begin - 1);
+    const std::string_view before =
+        xml.substr(at - std::min(at, kLongestPrefix), std::min(at, kLongestPrefix));
+    const std::size_t begin = before.rfind('<');
+    if (begin == std::string_view::npos) continue;
+    const std::string_view prefix = before.substr(begin + 1);
     if (prefix.empty() ||
         (prefix.back() == ':' && prefix.find_first_of(" >\t\n\r/") == std::string_view::npos))
       return true;
@@ -70,15 +72,8 @@ class Event : public XmlEvent {
   explicit Event(xmlTextReader* reader) : reader_(reader) {}
 
   std::string attribute(const char* wanted) const override {
-    Text value(renames_ ? nullptr : xmlTextReaderGetAttribute(reader_, BAD_CAST wanted), xmlFree);
-    const std::string_view prefix = prefix_of(wanted);
-    for (const Namespace& known : kNamespaces) {
-      if (value != nullptr) break;
-      if (known.prefix == prefix)
-        value.reset(
-            xmlTextReaderGetAttributeNs(reader_, BAD_CAST wanted + prefix.size() + 1, BAD_CAST known.uri));
-    }
-    if (value == nullptr && renames_) value.reset(xmlTextReaderGetAttribute(reader_, BAD_CAST wanted));
+    Text value = renames_ ? by_namespace(wanted) : as_written(wanted);
+    if (value == nullptr) value = renames_ ? as_written(wanted) : by_namespace(wanted);
     return value == nullptr ? std::string() : reinterpret_cast<const char*>(value.get());
   }
 
@@ -110,6 +105,19 @@ class Event : public XmlEvent {
  private:
   using Text = std::unique_ptr<xmlChar, void (*)(void*)>;
 
+  Text as_written(const char* wanted) const {
+    return {xmlTextReaderGetAttribute(reader_, BAD_CAST wanted), xmlFree};
+  }
+  Text by_namespace(const char* wanted) const {
+    const std::string_view prefix = prefix_of(wanted);
+    Text value(nullptr, xmlFree);
+    for (const Namespace& known : kNamespaces)
+      if (value == nullptr && known.prefix == prefix)
+        value.reset(
+            xmlTextReaderGetAttributeNs(reader_, BAD_CAST(wanted + prefix.size() + 1), BAD_CAST known.uri));
+    return value;
+  }
+
   static std::string_view view(const xmlChar* s) {
     return s == nullptr ? std::string_view() : std::string_view(reinterpret_cast<const char*>(s));
   }
@@ -130,8 +138,8 @@ class Event : public XmlEvent {
 
   xmlTextReader* reader_;
   std::string renamed_;
-  bool renames_ =
-      false;  ///< some name had another prefix: attributes are looked for by their namespaces first
+  /// Some name had another prefix: attributes are looked up by their namespaces first.
+  bool renames_ = false;
 };
 
 }  // namespace

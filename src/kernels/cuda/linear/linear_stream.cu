@@ -329,7 +329,7 @@ class Streamer {
   const int warp_, lane_;
   int mine_, pieces_;                  // tiles of this block; pieces of a row
   int load_tile_ = 0, load_turn_ = 0;  // what is loaded next
-  int asked_ = 0;                      // places of the ring, the first time
+  int asked_ = 0;                      // slots of the ring that have been requested once
   int turn_ = 0, staged_piece_ = 0;    // what is multiplied next
   bool summed_ = false;                // the squares of the inputs
   const __nv_bfloat16 *a_[2], *b_[2];  // the rows that this lane loads
