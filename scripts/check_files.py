@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks every tracked file: licence line in sources, no large files outside models/ and demo/, text ends in a newline; and that
-no folder of sources holds so many that nobody finds one."""
+"""Checks every tracked file: licence line in sources, no large files outside models/ and demo/, text ends in a newline, every
+kernel of the library is launched in one way; and that no folder of sources holds so many that nobody finds one."""
 
 import collections
 import pathlib
@@ -15,6 +15,9 @@ MAY_BE_LARGE = ("models/", "demo/")
 MOST_IN_A_FOLDER = 40
 MAY_HOLD_MORE = ("tests", "fuzz/corpus")
 SOURCES = {".h", ".cc", ".cu", ".cuh", ".py", ".sh", ".cmake"}
+CUDA = {".cu", ".cuh"}
+LAUNCHES = "launch_chain.cu"  # has the one call of the runtime that launches
+OTHER_LAUNCHES = ("<<<", "cudaLaunchKernel", "cudaLaunchCooperativeKernel")
 SOURCE_NAMES = {"CMakeLists.txt", "quickstart", "check", "run"}
 
 
@@ -39,6 +42,8 @@ def faults_of(name: str) -> list[str]:
             found.append(f"expected '{LICENCE}' in the first two lines")
         if not text.endswith("\n"):
             found.append("expected a newline at the end")
+        if path.suffix in CUDA and name.startswith("src/") and path.name != LAUNCHES and any(way in text for way in OTHER_LAUNCHES):
+            found.append("expected kernels to be launched by Launch (kernels/cuda/device/launch.cuh), so that they can be held back")
     return found
 
 

@@ -133,10 +133,9 @@ class Bench {
     double best = 1e30;
     for (const int blocks : {132, 264, 528}) {
       best = std::min(best, time_of(stream_, [&](int i) {
-                        gather_all<<<blocks, kGatherThreads, 0, stream_.get()>>>(
-                            memory_.as<char>() + i % places_ * layout_.layer_bytes(shape_.context), layout_,
+                        Launch(blocks, kGatherThreads, 0, stream_.get())(
+                            gather_all, memory_.as<char>() + i % places_ * layout_.layer_bytes(shape_.context), layout_,
                             rows_of(i), count, count * shape_.kv_heads, out.as<unsigned>());
-                        LODE_LAUNCHED();
                       }));
     }
     std::printf("%58s %9.2f us, a plain read of these rows\n", "", best);

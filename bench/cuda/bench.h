@@ -33,14 +33,13 @@ static __global__ void widen_all(const std::uint16_t* from, std::int64_t count, 
 /// bf16 numbers, or float32 of the same values.
 inline Buffer random_weights(std::int64_t count, float scale, unsigned seed) {
   Buffer buffer(count * 2, "random numbers");
-  random_bf16<<<1024, 256>>>(buffer.as<std::uint16_t>(), count, scale, seed);
-  LODE_LAUNCHED();
+  Launch(1024, 256, 0, nullptr)(random_bf16, buffer.as<std::uint16_t>(), count, scale, seed);
   return buffer;
 }
 inline Buffer random_floats(std::int64_t count, float scale, unsigned seed) {
   const Buffer half = random_weights(count, scale, seed);
   Buffer buffer(count * 4, "random numbers");
-  widen_all<<<1024, 256>>>(half.as<std::uint16_t>(), count, buffer.as<float>());
+  Launch(1024, 256, 0, nullptr)(widen_all, half.as<std::uint16_t>(), count, buffer.as<float>());
   LODE_CUDA(cudaDeviceSynchronize());
   return buffer;
 }
@@ -92,8 +91,7 @@ static __global__ void read_all(const uint4* from, std::int64_t count, unsigned*
 }
 inline void read_bytes(const void* from, std::int64_t bytes, unsigned* out, StreamHandle stream,
                        int blocks = 132 * 8, int threads = 256) {
-  read_all<<<blocks, threads, 0, stream>>>(static_cast<const uint4*>(from), bytes / 16, out);
-  LODE_LAUNCHED();
+  Launch(blocks, threads, 0, stream)(read_all, static_cast<const uint4*>(from), bytes / 16, out);
 }
 
 /// Microseconds of the best plain read of so many bytes, which rotates through `memory`.

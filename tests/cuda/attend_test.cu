@@ -205,7 +205,7 @@ struct World {
       LODE_CUDA(cudaMemset(one.to, 0xff, size));
     }
     held.push_back(to_device(late));
-    write_late<<<1, 256, 0, stream>>>(held[1].as<Late>(), static_cast<int>(late.size()));
+    Launch(1, 256, 0, stream)(write_late, held[1].as<Late>(), static_cast<int>(late.size()));
     return held;
   }
 

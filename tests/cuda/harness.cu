@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// usage: test_cuda [PART OF A NAME]
+// usage: test_cuda [PART OF A NAME]; GTEST_TOTAL_SHARDS and GTEST_SHARD_INDEX deal the cases to several processes
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 
@@ -29,6 +30,12 @@ void skip(const std::string& why) {
 
 }  // namespace lode::cuda::test
 
+/// By the names that GoogleTest's runners know.
+static int number_in(const char* name, int otherwise) {
+  const char* const text = std::getenv(name);
+  return text == nullptr ? otherwise : std::atoi(text);
+}
+
 int main(int argc, char** argv) {
   using namespace lode::cuda;
   const Availability gpu = availability();
@@ -38,9 +45,11 @@ int main(int argc, char** argv) {
   }
   std::printf("%s, sm_%d%d\n", gpu.name.c_str(), gpu.major, gpu.minor);
   std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // a run that is stopped shows how far it came
-  int bad = 0, run = 0, left_out = 0;
+  int bad = 0, run = 0, left_out = 0, seen = 0;
+  const int shards = number_in("GTEST_TOTAL_SHARDS", 1), shard = number_in("GTEST_SHARD_INDEX", 0);
   for (const test::Case& c : test::cases()) {
     if (argc > 1 && std::strstr(c.name, argv[1]) == nullptr) continue;
+    if (seen++ % shards != shard) continue;
     test::failures = 0;
     test::skipped = false;
     try {

@@ -210,8 +210,8 @@ LODE_TEST(pages_scores) {
         if (sum_heads) {
           bounds.fresh = true;
           bounds.bounds = late.get() + (bounds.bounds - store.bounds.get());
-          write_late<<<1, 256, 0, stream.get()>>>(store.bounds.get(), std::int64_t(store.bounds_bytes()),
-                                                  late.get());
+          Launch(1, 256, 0, stream.get())(write_late, store.bounds.get(), std::int64_t(store.bounds_bytes()),
+                                          late.get());
         }
         score_pages(*in, bounds, sum_heads, window, 331, scores.get(), stride, stream.get());
         const auto found = scores.read(stream);

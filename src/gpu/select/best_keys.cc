@@ -40,7 +40,7 @@ void GpuBestKeys::begin(const GpuStep& step) {
 }
 
 void GpuBestKeys::upload(cuda::StreamHandle stream) {
-  cuda::copy(wanted_.as<void>(), staged_.as<void>(), wanted_.bytes(), stream);
+  cuda::copy_numbers(wanted_.as<void>(), staged_, wanted_.bytes(), stream);
 }
 
 cuda::RowLists GpuBestKeys::select(int layer, const cuda::Queries& queries, const float*,

@@ -78,7 +78,7 @@ class StepBudgets {
     }
   }
   void upload(cuda::StreamHandle stream) {
-    cuda::copy(device_.as<void>(), staged_.as<void>(), device_.bytes(), stream);
+    cuda::copy_numbers(device_.as<void>(), staged_, device_.bytes(), stream);
     has_news_ = false;
   }
   bool has_news() const { return has_news_; }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "gpu/backend.h"
@@ -190,6 +191,7 @@ LayerSelector::~LayerSelector() {
       const std::exception&) {  // the GPU failed, or the driver is gone; else kernels may still be at work
     static_cast<void>(chooser_.release());
     static_cast<void>(range_.release());
+    static_cast<void>(graphs_.release());
   }
 }
 
@@ -448,6 +450,34 @@ std::int64_t LayerSelector::most_at_once(std::int64_t position, Phase phase) con
   return most > room_.queries && !chooser_->chooses_together() ? room_.queries : most;
 }
 
+/// Brings what begin has staged; when this goes, and the piece's work is enqueued, notes until when the copy reads it.
+class LayerSelector::Staged {
+ public:
+  Staged(LayerSelector& of, const cuda::CallerStream& stream) : of_(of), stream_(stream) {
+    if (!of.chooser_->has_news()) return;
+    of.is_staged_ = true;
+    of.chooser_->upload(stream.stream);
+  }
+  ~Staged() {
+    if (!of_.is_staged_) return;
+    try {
+      of_.staged_.record(stream_.stream);
+    } catch (const std::exception&) {  // the GPU failed, and says so again
+    }
+  }
+  Staged(const Staged&) = delete;
+  Staged& operator=(const Staged&) = delete;
+
+ private:
+  LayerSelector& of_;
+  const cuda::CallerStream& stream_;
+};
+
+/// Until the pinned memory that begin writes has been read.
+void LayerSelector::wait_for_staged() {
+  if (std::exchange(is_staged_, false)) staged_.wait();
+}
+
 /// Calls body for pieces that may go through the method at once, in order.
 void LayerSelector::for_pieces(const CallerQueries& queries, const cuda::CallerStream& stream,
                                const std::function<void(const Piece&)>& body) {
@@ -471,13 +501,9 @@ void LayerSelector::for_pieces(const CallerQueries& queries, const cuda::CallerS
     places.clear();
     for (std::int64_t t = 0; t < count; ++t) places.push_back({0, static_cast<std::int32_t>(position + t)});
     chooser_->prepare(keys(position), stream.stream);
-    if (std::exchange(is_staged_, false)) staged_.wait();
+    wait_for_staged();
     chooser_->begin({.queries = places, .phase = phase, .far_limit = limit});
-    if (chooser_->has_news()) {
-      chooser_->upload(stream.stream);
-      staged_.record(stream.stream);
-      is_staged_ = true;
-    }
+    const Staged staged(*this, stream);
     body({.queries = {.tokens = places_.as<cuda::QueryToken>() + first,
                       .bases = bases_.as<const char*>(),
                       .layout = layout_,
@@ -495,6 +521,9 @@ void LayerSelector::attend(const CallerQueries& queries, const CallerRows& rows,
                            const cuda::CallerStream& stream) {
   const cuda::OnDevice here(device_);
   const Call call(*this, stream);
+  wait_for_staged();                       // else it would end the chain
+  std::optional<cuda::LaunchChain> chain;  // a step of another engine's is many calls of one token
+  if (queries.tokens == 1) chain.emplace(*graphs_, stream.stream);
   take_call(queries, rows, stream);
   const std::int64_t heads = geometry_.query_heads;
   for_pieces(queries, stream, [&](const Piece& piece) {
@@ -519,9 +548,11 @@ void LayerSelector::attend_piece(const Piece& piece, const cuda::CallerStream& s
   const cuda::Workspace workspace(cuda::decode_workspace_bytes(queries.count, geometry_.query_heads,
                                                                geometry_.kv_heads, geometry_.head_dim),
                                   stream);
-  if (chooser_->attend(0, queries, piece.q_unrotated, workspace.data(), stream.stream)) return;
-  const cuda::RowLists lists = chooser_->select(0, queries, piece.q_unrotated, stream.stream);
-  attend_rows_decode(queries, lists, room_.tokens, workspace.data(), stream.stream);
+  if (!chooser_->attend(0, queries, piece.q_unrotated, workspace.data(), stream.stream)) {
+    const cuda::RowLists lists = chooser_->select(0, queries, piece.q_unrotated, stream.stream);
+    attend_rows_decode(queries, lists, room_.tokens, workspace.data(), stream.stream);
+  }
+  cuda::flush_launches();  // while the workspace is this call's
 }
 
 void LayerSelector::select(const CallerQueries& queries, const CallerRows& rows,

@@ -17,6 +17,7 @@
 #include "kernels/cuda/device/caller.h"
 #include "kernels/cuda/device/event.h"
 #include "kernels/cuda/device/kv_range.h"
+#include "kernels/cuda/device/launch_chain.h"
 #include "select/device_keys.h"
 
 namespace lode {
@@ -93,6 +94,7 @@ class LayerSelector {
   struct Piece;
   class HostRows;
   class Call;
+  class Staged;
 
   void record_last();
   void wait(const cuda::CallerStream& stream);
@@ -108,6 +110,7 @@ class LayerSelector {
   std::int64_t most_at_once(std::int64_t position, Phase phase) const;
   void for_pieces(const CallerQueries& queries, const cuda::CallerStream& stream,
                   const std::function<void(const Piece&)>& body);
+  void wait_for_staged();
   void attend_piece(const Piece& piece, const cuda::CallerStream& stream);
   cuda::Precision precision() const {
     return layout_.type == DType::f32 ? cuda::Precision::exact : cuda::Precision::fast;
@@ -123,16 +126,18 @@ class LayerSelector {
   Room room_;
   std::unique_ptr<GpuSelector> chooser_;  ///< for room_; null before it is needed
   std::unique_ptr<DeviceKeys> device_keys_;
-  cuda::Buffer frequencies_;           // [d/2]
-  cuda::Buffer bases_;                 // [1] const char*
-  cuda::Buffer places_;                // [step] QueryToken
-  cuda::Buffer plain_;                 // [tokens, Hq, d] queries before RoPE; made when first needed
-  cuda::Buffer parts_;                 ///< of tokens that choose together; made when first needed
-  cuda::Event used_;                   ///< the last call's work, once that is recorded
-  bool is_recorded_ = true;            ///< whether it is; later for the default stream alone
-  cuda::Event staged_;                 ///< copies out of pinned memory that the next call writes
-  bool is_staged_ = false;             ///< whether there were any
-  cuda::StreamHandle last_ = nullptr;  ///< the last call's stream
+  cuda::Buffer frequencies_;  // [d/2]
+  cuda::Buffer bases_;        // [1] const char*
+  cuda::Buffer places_;       // [step] QueryToken
+  cuda::Buffer plain_;        // [tokens, Hq, d] queries before RoPE; made when first needed
+  cuda::Buffer parts_;        ///< of tokens that choose together; made when first needed
+  std::unique_ptr<cuda::LaunchGraphs> graphs_ =
+      std::make_unique<cuda::LaunchGraphs>();  ///< of calls of one token
+  cuda::Event used_;                           ///< the last call's work, once that is recorded
+  bool is_recorded_ = true;                    ///< whether it is; later for the default stream alone
+  cuda::Event staged_;                         ///< copies out of pinned memory that the next piece writes
+  bool is_staged_ = false;                     ///< whether there were any
+  cuda::StreamHandle last_ = nullptr;          ///< the last call's stream
 };
 
 }  // namespace lode

@@ -160,7 +160,7 @@ class GpuSignatures final : public GpuSelector {
   void upload(cuda::StreamHandle stream) override {
     budgets_.upload(stream);
     if (is_joined_)
-      cuda::copy(sets_of_documents_.as<void>(), staged_sets_.as<void>(), staged_sets_.bytes(), stream);
+      cuda::copy_numbers(sets_of_documents_.as<void>(), staged_sets_, staged_sets_.bytes(), stream);
   }
   bool has_news() const override { return is_joined_ || budgets_.has_news(); }
 

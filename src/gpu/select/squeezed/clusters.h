@@ -44,7 +44,7 @@ class GpuClusters : public GpuSelector {
   cuda::RowLists select_together(int layer, const cuda::Queries& all, cuda::StreamHandle stream) override;
   int counted_token(int t) const override { return stretch_ > geometry_.most_queries ? 0 : t; }
   void upload(cuda::StreamHandle stream) override {
-    cuda::copy(step_.as<void>(), staged_.as<void>(), step_.bytes(), stream);
+    cuda::copy_numbers(step_.as<void>(), staged_, step_.bytes(), stream);
   }
   cuda::RowLists select(int layer, const cuda::Queries& queries, const float* q_unrotated,
                         cuda::StreamHandle stream) override;

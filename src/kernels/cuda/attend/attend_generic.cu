@@ -5,6 +5,7 @@
 #include "kernels/cuda/attend/attend_generic.h"
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/element.cuh"
+#include "kernels/cuda/device/launch.cuh"
 
 namespace lode::cuda {
 
@@ -160,7 +161,7 @@ void launch(const Queries& queries, const Source& source, StreamHandle stream) {
                    " on the GPU, found " + std::to_string(queries.layout.head_dim));
   const int blocks = queries.count * queries.query_heads;
   const auto launch_for = [&](auto type) {
-    attend_kernel<decltype(type)><<<blocks, kWarps * kLanes, 0, stream>>>(queries, source);
+    Launch(blocks, kWarps * kLanes, 0, stream)(attend_kernel<decltype(type), Source>, queries, source);
   };
   if (queries.layout.type == DType::f32)
     launch_for(float{});
@@ -168,7 +169,6 @@ void launch(const Queries& queries, const Source& source, StreamHandle stream) {
     launch_for(__half{});
   else
     launch_for(__nv_bfloat16{});
-  LODE_LAUNCHED();
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "kernels/cuda/attend/attend_latent.h"
 #include "kernels/cuda/attend/tile_loop.cuh"
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/matrix.cuh"
 #include "kernels/cuda/device/per_device.h"
 
@@ -427,10 +428,8 @@ bool launch_decode(const DecodeParams& p, std::int64_t most_keys, StreamHandle s
   reserve_shared_once<decode_kernel<T, D, Rows>>(S::kShared);
   const dim3 grid(static_cast<unsigned>(pieces), static_cast<unsigned>(blocks),
                   static_cast<unsigned>(in.count));
-  decode_kernel<T, D, Rows><<<grid, S::kThreads, S::kShared, stream>>>(p);
-  LODE_LAUNCHED();
-  merge_kernel<<<static_cast<unsigned>(in.count * in.query_heads), kMergeThreads, 0, stream>>>(p);
-  LODE_LAUNCHED();
+  Launch(grid, S::kThreads, S::kShared, stream)(decode_kernel<T, D, Rows>, p);
+  Launch(static_cast<unsigned>(in.count * in.query_heads), kMergeThreads, 0, stream)(merge_kernel, p);
   return true;
 }
 
@@ -527,8 +526,7 @@ bool launch_prefill(const Queries& in, int position, const PrefillKeys& keys, St
   const dim3 grid(static_cast<unsigned>((rows + S::kRows - 1) / S::kRows),
                   static_cast<unsigned>(in.query_heads / group), static_cast<unsigned>(keys.parts));
   reserve_shared_once<prefill_kernel<T, D>>(S::kShared);
-  prefill_kernel<T, D><<<grid, S::kThreads, S::kShared, stream>>>(in, position, keys, group);
-  LODE_LAUNCHED();
+  Launch(grid, S::kThreads, S::kShared, stream)(prefill_kernel<T, D>, in, position, keys, group);
   return true;
 }
 

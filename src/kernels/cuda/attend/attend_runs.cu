@@ -235,8 +235,7 @@ void attend_runs_decode(const Queries& queries, const RowRuns& runs, std::int64_
 void list_runs(const Queries& queries, const RowRuns& runs, std::int32_t* rows, StreamHandle stream) {
   if (queries.count == 0) return;
   const dim3 grid(kListBlocks, static_cast<unsigned>(queries.count * queries.layout.kv_heads));
-  list_kernel<<<grid, kListThreads, 0, stream>>>(queries, runs, rows);
-  LODE_LAUNCHED();
+  Launch(grid, kListThreads, 0, stream)(list_kernel, queries, runs, rows);
 }
 
 }  // namespace lode::cuda

@@ -10,6 +10,7 @@
 #include "kernels/cuda/attend/prefill.h"
 #include "kernels/cuda/attend/split_plan.h"
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/launch.cuh"
 
 namespace lode::cuda {
 
@@ -92,8 +93,7 @@ void launch(const StridedParams& s, StreamHandle stream) {
   const dim3 grid(static_cast<unsigned>(p.blocks),
                   static_cast<unsigned>(p.queries.layout.kv_heads * p.lists_per_head),
                   static_cast<unsigned>(p.queries.count));
-  kernel<<<grid, kThreads, kShared, stream>>>(s);
-  LODE_LAUNCHED();
+  Launch(grid, kThreads, kShared, stream)(kernel, s);
 }
 
 template <class T, bool kWide>
@@ -220,8 +220,7 @@ void pack_rows(const GivenRows& given, int lists, std::int64_t end, std::int64_t
   const int longest = *std::max_element(given.counts, given.counts + lists);
   const dim3 grid(static_cast<unsigned>(std::clamp((longest + kPackThreads - 1) / kPackThreads, 1, 64)),
                   static_cast<unsigned>(lists));
-  pack_kernel<<<grid, kPackThreads, 0, stream>>>(given, lists, end, begins, rows, log_weights);
-  LODE_LAUNCHED();
+  Launch(grid, kPackThreads, 0, stream)(pack_kernel, given, lists, end, begins, rows, log_weights);
 }
 
 }  // namespace lode::cuda

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/attend/attend_window.h"
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/launch.cuh"
 
 namespace lode::cuda {
 
@@ -24,8 +25,8 @@ __global__ __launch_bounds__(kThreads) void list_window_kernel(const WindowRows 
 void list_window(const WindowRows& in, int count, std::int32_t* rows, std::int32_t* counts,
                  StreamHandle stream) {
   if (count == 0) return;
-  list_window_kernel<<<static_cast<unsigned>(count * in.kv_heads), kThreads, 0, stream>>>(in, rows, counts);
-  LODE_LAUNCHED();
+  Launch(static_cast<unsigned>(count * in.kv_heads), kThreads, 0, stream)(list_window_kernel, in, rows,
+                                                                          counts);
 }
 
 }  // namespace lode::cuda

@@ -12,6 +12,7 @@
 #include "kernels/cuda/attend/large_masses.h"
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/element.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/matrix.cuh"
 
 namespace lode::cuda {
@@ -274,13 +275,11 @@ void score_by_matrix(const MassQuery& query, T* q, Peak* peaks, unsigned blocks,
     if (query.layout.head_dim > 16 * kSteps && (!large || kSteps < kUsualDim / 16))
       return score_by_matrix<T, kSteps + 4>(query, q, peaks, blocks, stream);
     const std::int64_t n = queries_of(query.count, query.query_heads, query.layout.head_dim);
-    round_kernel<T><<<static_cast<unsigned>((n + 255) / 256), 256, 0, stream>>>(query, q);
-    LODE_LAUNCHED();
+    Launch(static_cast<unsigned>((n + 255) / 256), 256, 0, stream)(round_kernel<T>, query, q);
     const dim3 grid(blocks, static_cast<unsigned>(query.layout.kv_heads * kRowShares));
     constexpr int kParts = kSteps * 16 == kUsualDim ? kMostDim / kUsualDim : 1;
     const auto kernel = large ? matrix_score_kernel<T, kSteps, kParts> : matrix_score_kernel<T, kSteps, 1>;
-    kernel<<<grid, kBlockTokens, 0, stream>>>(query, q, peaks);
-    LODE_LAUNCHED();
+    Launch(grid, kBlockTokens, 0, stream)(kernel, query, q, peaks);
   }
 }
 
@@ -294,18 +293,16 @@ void find(const MassQuery& query, void* workspace, LargeMass* found, std::int32_
   const int group = query.query_heads / query.layout.kv_heads, each = kRows / group;
   const dim3 grid(static_cast<unsigned>(blocks),
                   static_cast<unsigned>((query.count + each - 1) / each * query.layout.kv_heads));
-  LODE_CUDA(cudaMemsetAsync(counter, 0, sizeof *counter, stream));
+  fill(counter, 0, sizeof *counter, stream);
   if constexpr (std::is_same_v<T, float>) {
-    score_kernel<kDim><<<grid, kBlockTokens, 0, stream>>>(query, peaks);
-    LODE_LAUNCHED();
+    Launch(grid, kBlockTokens, 0, stream)(score_kernel<kDim>, query, peaks);
   } else {
     score_by_matrix<T>(query, reinterpret_cast<T*>(lse + rows), peaks, grid.x, stream);
   }
-  lse_kernel<<<static_cast<unsigned>((rows + 3) / 4), 128, 0, stream>>>(peaks, rows, blocks * kWarps, lse);
-  LODE_LAUNCHED();
-  emit_kernel<T, kDim><<<grid, kBlockTokens, 0, stream>>>(query, peaks, lse, found, counter,
-                                                          static_cast<std::int32_t>(query.most_found()));
-  LODE_LAUNCHED();
+  Launch(static_cast<unsigned>((rows + 3) / 4), 128, 0, stream)(lse_kernel, peaks, rows, blocks * kWarps,
+                                                                lse);
+  Launch(grid, kBlockTokens, 0, stream)(emit_kernel<T, kDim>, query, peaks, lse, found, counter,
+                                        static_cast<std::int32_t>(query.most_found()));
 }
 template <class T>
 void find(const MassQuery& query, void* workspace, LargeMass* found, std::int32_t* counter,

@@ -130,9 +130,8 @@ void merge_planes(const StatePlanes& planes, const StatePart (&parts)[3], int co
   if (rows == 0) return;
   if (planes.count > kMostPlanes || count > 3) throw RunError("expected at most 16 planes and three states");
   const auto kernel = planes.count == 0 ? merge_planes_kernel<0> : merge_planes_kernel<kMostPlanes>;
-  kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(
-      {planes, {parts[0], parts[1], parts[2]}, count}, d, to, split);
-  LODE_LAUNCHED();
+  Launch(static_cast<unsigned>(rows), kThreads, 0, stream)(
+      kernel, {planes, {parts[0], parts[1], parts[2]}, count}, d, to, split);
 }
 
 void merge_parts(std::span<const StatePart> parts, std::int64_t rows, int d, float* to, float* to_lse,
@@ -141,8 +140,7 @@ void merge_parts(std::span<const StatePart> parts, std::int64_t rows, int d, flo
   if (parts.size() > kMostMerged) throw RunError("expected at most 16 parts");
   Parts all;
   for (const StatePart& part : parts) all.at[all.count++] = part;
-  merge_parts_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(all, d, to, to_lse);
-  LODE_LAUNCHED();
+  Launch(static_cast<unsigned>(rows), kThreads, 0, stream)(merge_parts_kernel, all, d, to, to_lse);
 }
 
 void merge_parts(const float* outputs, const float* lse, int parts, std::int64_t rows, int d, float* to,
@@ -162,8 +160,7 @@ void merge_sinks(float* output, float* lse, const float* sinks, std::int64_t row
 void merge_states(float* output, const float* lse, const float* other, const float* other_lse,
                   std::int64_t rows, int d, StreamHandle stream) {
   if (rows == 0) return;
-  merge_kernel<<<static_cast<unsigned>(rows), kThreads, 0, stream>>>(output, lse, other, other_lse, d);
-  LODE_LAUNCHED();
+  Launch(static_cast<unsigned>(rows), kThreads, 0, stream)(merge_kernel, output, lse, other, other_lse, d);
 }
 
 }  // namespace lode::cuda

@@ -14,6 +14,7 @@
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/element.cuh"
 #include "kernels/cuda/device/kernel_settings.h"
+#include "kernels/cuda/device/launch.cuh"
 
 namespace lode::cuda {
 
@@ -188,8 +189,8 @@ void launch(const Queries& queries, int position, const PrefillKeys& keys, const
                    std::to_string(bytes) + " bytes of shared memory for a block, found " +
                    std::to_string(most) + ": use --device cpu");
   allow_shared_bytes(reinterpret_cast<const void*>(kernel), bytes);
-  kernel<<<grid, kThreads, static_cast<std::size_t>(bytes), stream>>>(queries, position, keys, place, beside);
-  LODE_LAUNCHED();
+  Launch(grid, kThreads, static_cast<std::size_t>(bytes), stream)(kernel, queries, position, keys, place,
+                                                                  beside);
 }
 
 template <class T, class Place>

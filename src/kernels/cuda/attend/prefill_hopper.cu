@@ -12,6 +12,7 @@
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/hopper_matrix.cuh"
 #include "kernels/cuda/device/kernel_settings.h"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/matrix.cuh"
 
 namespace lode::cuda {
@@ -403,8 +404,7 @@ bool launch(const Queries& in, int position, const PrefillKeys& keys, const Plac
   const std::int64_t rows = std::int64_t{in.count} * (in.query_heads / in.layout.kv_heads);
   const dim3 grid(static_cast<unsigned>((rows + kRows - 1) / kRows),
                   static_cast<unsigned>(in.layout.kv_heads), static_cast<unsigned>(keys.parts));
-  kernel<<<grid, kHostThreads, kShared, stream>>>(in, position, keys, place);
-  LODE_LAUNCHED();
+  Launch(grid, kHostThreads, kShared, stream)(kernel, in, position, keys, place);
   return true;
 }
 

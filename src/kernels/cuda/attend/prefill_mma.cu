@@ -9,6 +9,7 @@
 #include "kernels/cuda/attend/prefill.h"
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/kernel_settings.h"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/matrix.cuh"
 
 namespace lode::cuda {
@@ -299,8 +300,7 @@ bool launch(const Queries& in, int position, const PrefillKeys& keys, const Plac
                   static_cast<unsigned>(in.layout.kv_heads), static_cast<unsigned>(keys.parts * S::kHalves));
   const auto kernel = prefill_kernel<T, D, Place>;
   allow_shared_bytes(reinterpret_cast<const void*>(kernel), S::kShared);
-  kernel<<<grid, S::kThreads, S::kShared, stream>>>(in, position, keys, place);
-  LODE_LAUNCHED();
+  Launch(grid, S::kThreads, S::kShared, stream)(kernel, in, position, keys, place);
   return true;
 }
 

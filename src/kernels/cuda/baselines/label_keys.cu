@@ -150,12 +150,11 @@ void label_keys(const char* base, const KvLayout& layout, int layers, std::int64
   const dim3 grid(static_cast<unsigned>((end - begin + kWarps - 1) / kWarps),
                   static_cast<unsigned>(layout.kv_heads), static_cast<unsigned>(layers));
   if (layout.type == DType::f32)
-    label_kernel<float><<<grid, kThreads, 0, stream>>>(base, layout, begin, end, labels);
+    Launch(grid, kThreads, 0, stream)(label_kernel<float>, base, layout, begin, end, labels);
   else if (layout.type == DType::f16)
-    label_kernel<__half><<<grid, kThreads, 0, stream>>>(base, layout, begin, end, labels);
+    Launch(grid, kThreads, 0, stream)(label_kernel<__half>, base, layout, begin, end, labels);
   else
-    label_kernel<__nv_bfloat16><<<grid, kThreads, 0, stream>>>(base, layout, begin, end, labels);
-  LODE_LAUNCHED();
+    Launch(grid, kThreads, 0, stream)(label_kernel<__nv_bfloat16>, base, layout, begin, end, labels);
 }
 
 void score_labels(const Queries& queries, const KeyLabels& labels, std::int64_t sink, std::int64_t window,

@@ -267,12 +267,11 @@ void bound_pages(const char* base, const KvLayout& layout, int layers, std::int6
   const dim3 grid(static_cast<unsigned>((end - begin + kWarps - 1) / kWarps),
                   static_cast<unsigned>(layout.kv_heads), static_cast<unsigned>(layers));
   if (layout.type == DType::f32)
-    bound_kernel<float><<<grid, kThreads, 0, stream>>>(base, layout, begin, end, bounds);
+    Launch(grid, kThreads, 0, stream)(bound_kernel<float>, base, layout, begin, end, bounds);
   else if (layout.type == DType::f16)
-    bound_kernel<__half><<<grid, kThreads, 0, stream>>>(base, layout, begin, end, bounds);
+    Launch(grid, kThreads, 0, stream)(bound_kernel<__half>, base, layout, begin, end, bounds);
   else
-    bound_kernel<__nv_bfloat16><<<grid, kThreads, 0, stream>>>(base, layout, begin, end, bounds);
-  LODE_LAUNCHED();
+    Launch(grid, kThreads, 0, stream)(bound_kernel<__nv_bfloat16>, base, layout, begin, end, bounds);
 }
 
 void score_pages(const Queries& queries, const PageBounds& bounds, bool sum_heads, std::int64_t window,

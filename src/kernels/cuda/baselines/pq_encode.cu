@@ -276,12 +276,11 @@ void code_keys(const char* base, const KvLayout& layout, int layers, std::int64_
   const dim3 grid(static_cast<unsigned>((end - begin + kThreads - 1) / kThreads),
                   static_cast<unsigned>(layout.kv_heads), static_cast<unsigned>(layers));
   if (layout.type == DType::f32)
-    code_kernel<float><<<grid, kThreads, 0, stream>>>(base, layout, begin, end, codes);
+    Launch(grid, kThreads, 0, stream)(code_kernel<float>, base, layout, begin, end, codes);
   else if (layout.type == DType::f16)
-    code_kernel<__half><<<grid, kThreads, 0, stream>>>(base, layout, begin, end, codes);
+    Launch(grid, kThreads, 0, stream)(code_kernel<__half>, base, layout, begin, end, codes);
   else
-    code_kernel<__nv_bfloat16><<<grid, kThreads, 0, stream>>>(base, layout, begin, end, codes);
-  LODE_LAUNCHED();
+    Launch(grid, kThreads, 0, stream)(code_kernel<__nv_bfloat16>, base, layout, begin, end, codes);
 }
 
 std::int64_t code_tables_bytes(int queries, int query_heads, int kv_heads, const KeyCodes& codes) {

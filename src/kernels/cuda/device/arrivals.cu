@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/device/arrivals.h"
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/launch.cuh"
 
 namespace lode::cuda {
 
@@ -78,8 +79,7 @@ void launch_arrive(const TakenRows& rows, const TurnedQueries& queries, StreamHa
   const std::int64_t all = words + pairs + places;
   if (all == 0) return;
   const auto blocks = static_cast<unsigned>(std::min(kMostBlocks, (all + kThreads - 1) / kThreads));
-  arrive_kernel<Word><<<blocks, kThreads, 0, stream>>>(rows, queries, words, pairs, places);
-  LODE_LAUNCHED();
+  Launch(blocks, kThreads, 0, stream)(arrive_kernel<Word>, rows, queries, words, pairs, places);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "kernels/cuda/device/caller.h"
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/device_count.h"
+#include "kernels/cuda/device/launch_chain.h"
 #include "kernels/cuda/device/per_device.h"
 
 namespace lode::cuda {
@@ -70,6 +71,7 @@ OnDevice::~OnDevice() {
 StreamMemory::StreamMemory(std::int64_t bytes, const CallerStream& stream) : stream_(stream) {
   if (bytes == 0) return;
   const OnDevice here(stream.device);
+  flush_launches();
   const cudaError_t status =
       cudaMallocFromPoolAsync(&data_, static_cast<std::size_t>(bytes), pool(), stream.stream);
   if (status == cudaSuccess) return;
@@ -82,6 +84,7 @@ StreamMemory::~StreamMemory() {
   if (data_ == nullptr) return;
   try {
     const OnDevice here(stream_.device);
+    flush_launches();
     cudaFreeAsync(data_, stream_.stream);
     cudaGetLastError();
   } catch (const RunError&) {  // in a fork, or where the process ends: the driver has let it go

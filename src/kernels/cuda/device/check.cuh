@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every CUDA call is checked, and every launch.
+// Every CUDA call is checked.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,4 +20,3 @@ inline void check(cudaError_t status, const char* call) {
 }  // namespace lode::cuda
 
 #define LODE_CUDA(call) ::lode::cuda::check((call), #call)
-#define LODE_LAUNCHED() ::lode::cuda::check(cudaGetLastError(), "kernel launch")

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <exception>
 #include <mutex>
 #include <shared_mutex>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/device.h"
 #include "kernels/cuda/device/hopper.cuh"
+#include "kernels/cuda/device/launch_chain.h"
 #include "kernels/cuda/device/pages.h"
 #include "kernels/cuda/device/per_device.h"
 
@@ -24,6 +26,11 @@ std::string megabytes(std::int64_t bytes) {
 }
 
 __global__ void probe_kernel() {}
+
+constexpr int kCopyThreads = 256;
+__global__ void copy_kernel(std::uint32_t* to, const std::uint32_t* from, int count) {
+  for (int i = static_cast<int>(threadIdx.x); i < count; i += kCopyThreads) to[i] = from[i];
+}
 
 /// Held whole by the thread that captures, shared by BesideNoCapture.
 std::shared_mutex& captures() {
@@ -161,16 +168,31 @@ Stream::~Stream() {
   cudaStreamDestroy(stream_);
 }
 void Stream::synchronize() const {
+  flush_launches();
   LODE_CUDA(cudaStreamSynchronize(stream_));
 }
 
+namespace {
+
+/// What is held back reads the memory. Where it cannot be enqueued, who enqueues next is told why.
+void flush_before_free() noexcept {
+  try {
+    flush_launches();
+  } catch (const std::exception&) {
+  }
+}
+
+}  // namespace
+
 void free_device(void* data) noexcept {
   if (data == nullptr) return;
+  flush_before_free();
   const BesideNoCapture turn;
   cudaFree(data);
 }
 void free_pinned(void* data) noexcept {
   if (data == nullptr) return;
+  flush_before_free();
   const BesideNoCapture turn;
   cudaFreeHost(data);
 }
@@ -197,11 +219,21 @@ PinnedBuffer::PinnedBuffer(std::int64_t bytes) {
 }
 
 void copy(void* to, const void* from, std::int64_t bytes, StreamHandle stream) {
-  if (bytes > 0)
-    LODE_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream));
+  if (bytes == 0) return;
+  flush_launches();
+  LODE_CUDA(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream));
 }
 void fill(void* at, int byte, std::int64_t bytes, StreamHandle stream) {
-  if (bytes > 0) LODE_CUDA(cudaMemsetAsync(at, byte, static_cast<std::size_t>(bytes), stream));
+  if (bytes == 0) return;
+  flush_launches();
+  LODE_CUDA(cudaMemsetAsync(at, byte, static_cast<std::size_t>(bytes), stream));
+}
+
+void copy_numbers(void* to, const PinnedBuffer& from, std::int64_t bytes, StreamHandle stream) {
+  constexpr std::int64_t kMost = 4096;
+  if (bytes > kMost || !holds_back(stream)) return copy(to, from.as<void>(), bytes, stream);
+  Launch(1, kCopyThreads, 0, stream)(copy_kernel, static_cast<std::uint32_t*>(to), from.as<std::uint32_t>(),
+                                     static_cast<int>(bytes / 4));
 }
 
 Graph::~Graph() {
@@ -210,6 +242,7 @@ Graph::~Graph() {
   cudaGraphExecDestroy(exec_);
 }
 void Graph::begin(StreamHandle stream) {
+  flush_launches();
   captures().lock();
   captures_here = true;
   if (const cudaError_t status = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
@@ -237,6 +270,7 @@ void Graph::abandon(StreamHandle stream) noexcept {
   cudaGetLastError();
 }
 void Graph::launch(StreamHandle stream) const {
+  flush_launches();
   LODE_CUDA(cudaGraphLaunch(exec_, stream));
 }
 
@@ -251,9 +285,11 @@ Timer::~Timer() {
   cudaEventDestroy(stop_);
 }
 void Timer::start(StreamHandle stream) {
+  flush_launches();
   LODE_CUDA(cudaEventRecord(start_, stream));
 }
 void Timer::stop(StreamHandle stream) {
+  flush_launches();
   LODE_CUDA(cudaEventRecord(stop_, stream));
 }
 double Timer::microseconds() {

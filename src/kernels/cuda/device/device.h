@@ -101,6 +101,8 @@ class PinnedBuffer : public Owned<free_pinned> {
 /// Enqueues a copy; host memory should be pinned.
 void copy(void* to, const void* from, std::int64_t bytes, StreamHandle stream);
 void fill(void* at, int byte, std::int64_t bytes, StreamHandle stream);
+/// The same of few numbers of 4 bytes in pinned memory: by a kernel where one can be held back (launch_chain.h).
+void copy_numbers(void* to, const PinnedBuffer& from, std::int64_t bytes, StreamHandle stream);
 
 /// What a stream was told between begin and end, to be run again at the cost of one launch.
 class Graph {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/event.h"
+#include "kernels/cuda/device/launch_chain.h"
 
 namespace lode::cuda {
 
@@ -13,12 +14,15 @@ Event::~Event() {
   cudaEventDestroy(event_);
 }
 void Event::record(StreamHandle stream) {
+  flush_launches();
   LODE_CUDA(cudaEventRecord(event_, stream));
 }
 void Event::wait() const {
+  flush_launches();
   LODE_CUDA(cudaEventSynchronize(event_));
 }
 void Event::hold_up(StreamHandle stream) const {
+  flush_launches();
   LODE_CUDA(cudaStreamWaitEvent(stream, event_, 0));
 }
 

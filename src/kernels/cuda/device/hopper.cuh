@@ -8,6 +8,8 @@
 
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/device.h"
+#include "kernels/cuda/device/kernel_settings.h"
+#include "kernels/cuda/device/launch.cuh"
 
 namespace lode::cuda {
 
@@ -30,40 +32,24 @@ inline bool has_clusters() {
   return capability_major() >= 9;
 }
 
-/// The attributes of a launch: in clusters of so many blocks, 1 for none, and early unless said otherwise.
-class EarlyLaunch {
+/// A launch in clusters of so many blocks, 1 for none, and early unless said otherwise.
+class EarlyLaunch : public Launch {
  public:
-  EarlyLaunch(dim3 grid, int threads, int shared, int cluster, StreamHandle stream, bool early = true) {
-    config_.gridDim = grid;
-    config_.blockDim = dim3(static_cast<unsigned>(threads));
-    config_.dynamicSmemBytes = static_cast<std::size_t>(shared);
-    config_.stream = stream;
-    attributes_[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes_[0].val.programmaticStreamSerializationAllowed = early ? 1 : 0;
-    attributes_[1].id = cudaLaunchAttributeClusterDimension;
-    attributes_[1].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-    config_.attrs = attributes_;
-    config_.numAttrs = !has_clusters() ? 0 : cluster > 1 ? 2 : 1;
-  }
-  EarlyLaunch(const EarlyLaunch&) = delete;
-  EarlyLaunch& operator=(const EarlyLaunch&) = delete;
+  EarlyLaunch(dim3 grid, int threads, int shared, int cluster, StreamHandle stream, bool early = true)
+      : Launch(LaunchShape{.grid = grid,
+                           .block = static_cast<unsigned>(threads),
+                           .shared_bytes = static_cast<std::size_t>(shared),
+                           .cluster = has_clusters() ? cluster : 1,
+                           .early = early && has_clusters()},
+               stream) {}
 
-  template <class... Args>
-  void operator()(void (*kernel)(Args...), const Args&... args) const {
-    LODE_CUDA(cudaLaunchKernelEx(&config_, kernel, args...));
-  }
   /// How many clusters run at once.
-  template <class... Args>
-  int clusters_at_once(void (*kernel)(Args...)) const {
-    int count = 0;
-    if (cudaOccupancyMaxActiveClusters(&count, kernel, &config_) == cudaSuccess) return count;
-    static_cast<void>(cudaGetLastError());
-    return 0;
+  template <class... Parameters>
+  int clusters_at_once(void (*kernel)(Parameters...)) const {
+    return cuda::clusters_at_once(reinterpret_cast<const void*>(kernel), shape_.cluster,
+                                  static_cast<int>(shape_.block.x),
+                                  static_cast<std::int64_t>(shape_.shared_bytes));
   }
-
- private:
-  cudaLaunchAttribute attributes_[2] = {};
-  cudaLaunchConfig_t config_ = {};
 };
 
 }  // namespace lode::cuda

@@ -2,6 +2,7 @@
 #include <cuda.h>
 
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/launch_chain.h"
 #include "kernels/cuda/device/pages.h"
 
 namespace lode::cuda {
@@ -112,12 +113,14 @@ void unmap_pages(char* at, std::int64_t bytes, unsigned long long handle) noexce
 
 void copy_apart(void* to, std::int64_t to_stride, const void* from, std::int64_t from_stride,
                 std::int64_t width, std::int64_t rows, StreamHandle stream) {
+  flush_launches();
   LODE_CUDA(cudaMemcpy2DAsync(to, static_cast<std::size_t>(to_stride), from,
                               static_cast<std::size_t>(from_stride), static_cast<std::size_t>(width),
                               static_cast<std::size_t>(rows), cudaMemcpyDefault, stream));
 }
 
 void synchronize_device() {
+  flush_launches();
   LODE_CUDA(cudaDeviceSynchronize());
 }
 

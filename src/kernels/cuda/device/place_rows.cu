@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/place_rows.h"
 
 namespace lode::cuda {
@@ -26,8 +27,7 @@ __global__ void place_kernel(char* base, KvLayout layout, const std::int64_t* pl
 void place_rows(char* base, const KvLayout& layout, const std::int64_t* places, const char* rows,
                 std::int64_t count, StreamHandle stream) {
   if (count == 0) return;
-  place_kernel<<<static_cast<unsigned>(count), kThreads, 0, stream>>>(base, layout, places, rows);
-  LODE_LAUNCHED();
+  Launch(static_cast<unsigned>(count), kThreads, 0, stream)(place_kernel, base, layout, places, rows);
 }
 
 }  // namespace lode::cuda

@@ -59,12 +59,14 @@ void fill_uniform(void* out, DType type, std::int64_t n, float centre, float wid
   if (n == 0) return;
   constexpr int kThreads = 256, kBlocks = 2048;
   if (type == DType::f32)
-    fill_kernel<<<kBlocks, kThreads, 0, stream>>>(static_cast<float*>(out), n, centre, width, seed);
+    Launch(kBlocks, kThreads, 0, stream)(fill_kernel<float>, static_cast<float*>(out), n, centre, width,
+                                         seed);
   else if (type == DType::f16)
-    fill_kernel<<<kBlocks, kThreads, 0, stream>>>(static_cast<__half*>(out), n, centre, width, seed);
+    Launch(kBlocks, kThreads, 0, stream)(fill_kernel<__half>, static_cast<__half*>(out), n, centre, width,
+                                         seed);
   else
-    fill_kernel<<<kBlocks, kThreads, 0, stream>>>(static_cast<__nv_bfloat16*>(out), n, centre, width, seed);
-  LODE_LAUNCHED();
+    Launch(kBlocks, kThreads, 0, stream)(fill_kernel<__nv_bfloat16>, static_cast<__nv_bfloat16*>(out), n,
+                                         centre, width, seed);
 }
 
 }  // namespace lode::cuda

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/read.h"
 
 namespace lode::cuda {
@@ -31,9 +32,8 @@ __global__ void __launch_bounds__(kThreads) read_kernel(const uint4* from, std::
 
 void read_only(const void* from, std::int64_t bytes, int blocks, void* sink, StreamHandle stream) {
   if (bytes < 16) return;
-  read_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(static_cast<const uint4*>(from),
-                                                                      bytes / 16, static_cast<uint4*>(sink));
-  LODE_LAUNCHED();
+  Launch(static_cast<unsigned>(blocks), kThreads, 0, stream)(read_kernel, static_cast<const uint4*>(from),
+                                                             bytes / 16, static_cast<uint4*>(sink));
 }
 
 }  // namespace lode::cuda

@@ -192,9 +192,9 @@ void Experts::add_sum(const ExpertArguments& a, std::int64_t n, bool streamed, c
   float* const mixed = at(places_.normed);  // whose rows have been through the experts
   EarlyLaunch(grid, kThreads, 0, 1, stream_)(sum_kernel, sum, routing, adds ? x : mixed);
   if (apart) {
-    join_kernel<<<static_cast<unsigned>(n), kThreads, 0, stream_>>>(
-        at(places_.shared), vector_of(a.shared_post_norm), vector_of(a.post_norm), a.eps, a.norm.cols, mixed);
-    LODE_LAUNCHED();
+    Launch(static_cast<unsigned>(n), kThreads, 0, stream_)(join_kernel, at(places_.shared),
+                                                           vector_of(a.shared_post_norm),
+                                                           vector_of(a.post_norm), a.eps, a.norm.cols, mixed);
   }
   if (!adds) add_scaled(mixed, n, a.norm.cols, a.addition, x, stream_);
 }
@@ -353,9 +353,8 @@ void Experts::multiply_panels(const ExpertMatrices& m, GroupedProduct p) {
 void Experts::activate_slots(const ExpertArguments& a, std::int64_t slots, const Routing& routing,
                              const float* gate, const float* up, DType type) {
   const GateUpSlots in = {gate, up, a.gate.bias, a.up.bias, slots, a.gate.rows()};
-  activate_kernel<<<blocks_for(slots * in.width), kThreads, 0, stream_>>>(
-      in, routing.slot_expert, a.activation, at<void>(places_.act), type);
-  LODE_LAUNCHED();
+  Launch(blocks_for(slots * in.width), kThreads, 0, stream_)(activate_kernel, in, routing.slot_expert,
+                                                             a.activation, at<void>(places_.act), type);
 }
 
 }  // namespace lode::cuda

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/matrix.cuh"
 #include "kernels/cuda/device/per_device.h"
 #include "kernels/cuda/experts/grouped_product.h"
@@ -228,7 +229,7 @@ void launch_matrix(const GroupedProduct& p, StreamHandle stream) {
                                    kStages * kStageBytes));
     return true;
   });
-  matrix_kernel<T><<<grid_of(p, kTile), kThreads, kStages * kStageBytes, stream>>>(p);
+  Launch(grid_of(p, kTile), kThreads, kStages * kStageBytes, stream)(matrix_kernel<T>, p);
 }
 
 // ---- Few rows: a warp has a row of the matrices at a time.
@@ -278,7 +279,7 @@ void launch_few(const GroupedProduct& p, int most_groups, StreamHandle stream) {
   const std::int64_t wanted = (p.rows + kWarps - 1) / kWarps,
                      most = std::max(8 * device_shape().multiprocessors / most_groups, 1);
   const dim3 grid(static_cast<unsigned>(std::min(wanted, most)), static_cast<unsigned>(most_groups));
-  few_kernel<W><<<grid, kThreads, 0, stream>>>(p, packed);
+  Launch(grid, kThreads, 0, stream)(few_kernel<W>, p, packed);
 }
 
 }  // namespace
@@ -290,12 +291,12 @@ void multiply_grouped(const GroupedProduct& p, StreamHandle stream) {
     using W = std::remove_cv_t<std::remove_pointer_t<decltype(type)>>;
     if constexpr (!std::is_same_v<W, float>) {
       if (matrix) return launch_matrix<W>(p, stream);
-      if (p.x_type == p.w_type) return plain_kernel<W, W><<<grid_of(p, kPlainTile), kThreads, 0, stream>>>(p);
+      if (p.x_type == p.w_type)
+        return Launch(grid_of(p, kPlainTile), kThreads, 0, stream)(plain_kernel<W, W>, p);
     }
     if (p.x_type != DType::f32) throw RunError("expected operands of one type");
-    plain_kernel<float, W><<<grid_of(p, kPlainTile), kThreads, 0, stream>>>(p);
+    Launch(grid_of(p, kPlainTile), kThreads, 0, stream)(plain_kernel<float, W>, p);
   });
-  LODE_LAUNCHED();
 }
 
 void multiply_few_grouped(const GroupedProduct& p, int most_groups, StreamHandle stream) {
@@ -303,7 +304,6 @@ void multiply_few_grouped(const GroupedProduct& p, int most_groups, StreamHandle
   with_type(p.w_type, [&](auto* type) {
     launch_few<std::remove_cv_t<std::remove_pointer_t<decltype(type)>>>(p, most_groups, stream);
   });
-  LODE_LAUNCHED();
 }
 
 }  // namespace lode::cuda

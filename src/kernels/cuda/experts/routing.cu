@@ -327,11 +327,9 @@ void route(const RouterPlan& plan, const RouterInput& input, std::int64_t n, con
     LODE_CUDA(cudaFuncSetAttribute(choose_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 96 * 1024));
     return true;
   });
-  choose_kernel<<<static_cast<unsigned>(n), 32, bytes, stream>>>(plan, input, to);
-  LODE_LAUNCHED();
-  sort_many_kernel<<<static_cast<unsigned>(plan.count), kThreads, 0, stream>>>(
-      static_cast<int>(n * plan.used), to);
-  LODE_LAUNCHED();
+  Launch(static_cast<unsigned>(n), 32, bytes, stream)(choose_kernel, plan, input, to);
+  Launch(static_cast<unsigned>(plan.count), kThreads, 0, stream)(sort_many_kernel,
+                                                                 static_cast<int>(n * plan.used), to);
 }
 
 void route_few(const RouterPlan& plan, const RouterRows& rows, std::int64_t n, const Routing& to,

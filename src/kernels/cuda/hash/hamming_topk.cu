@@ -699,34 +699,25 @@ void fit(Params& p, int cluster, int threads, std::int64_t max_tokens, int score
 template <int W, int P, class Score>
 void launch(Params p, std::int64_t lists, std::int64_t max_tokens, StreamHandle stream) {
   const auto kernel = near_kernel<W, P, Score>;
+  const auto* const name = reinterpret_cast<const void*>(kernel);
   const std::int64_t all = lists * p.queries.count;
-  cudaLaunchConfig_t config = {};
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  config.attrs = &attribute;
-  config.stream = stream;
+  std::int64_t bytes = 0;
   const auto shape = [&](int size) {
     fit(p, size, kThreads, max_tokens, sizeof(Score), most_shared_bytes() / 2 - 1024);
-    const auto bytes = Places(p, kThreads, sizeof(Score)).end;
-    allow_shared_bytes(reinterpret_cast<const void*>(kernel), bytes);
-    config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
-    config.blockDim = dim3(kThreads);
-    config.gridDim = dim3(static_cast<unsigned>(lists * size), static_cast<unsigned>(p.queries.count));
-    attribute.val.clusterDim = {static_cast<unsigned>(size), 1, 1};
-    config.numAttrs = size > 1 ? 1 : 0;
+    bytes = Places(p, kThreads, sizeof(Score)).end;
+    allow_shared_bytes(name, bytes);
+    return size;
   };
   int cluster = has_clusters() ? kMostCluster : 1;
   while (cluster > 1 && (all * cluster > 2 * processors() || cluster / 2 * kUnit >= max_tokens)) cluster /= 2;
   shape(cluster);
   if (cluster > 8) {
     // More than 8 blocks are not promised by every GPU, and all clusters must find room at once.
-    const auto* const name = reinterpret_cast<const void*>(kernel);
     allow_wide_clusters(name);
-    if (clusters_at_once(name, cluster, kThreads, static_cast<std::int64_t>(config.dynamicSmemBytes)) < all)
-      shape(8);
+    if (clusters_at_once(name, cluster, kThreads, bytes) < all) cluster = shape(8);
   }
-  LODE_CUDA(cudaLaunchKernelEx(&config, kernel, p));
-  LODE_LAUNCHED();
+  const dim3 grid(static_cast<unsigned>(lists * cluster), static_cast<unsigned>(p.queries.count));
+  EarlyLaunch(grid, kThreads, static_cast<int>(bytes), cluster, stream, false)(kernel, p);
 }
 
 template <int W, int P>

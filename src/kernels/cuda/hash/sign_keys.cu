@@ -7,6 +7,7 @@
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/element.cuh"
 #include "kernels/cuda/device/kernel_settings.h"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/hash/signatures.h"
 
 namespace lode::cuda {
@@ -126,8 +127,7 @@ void launch(const Params& p, int layers, StreamHandle stream) {
   allow_shared_bytes(reinterpret_cast<const void*>(sign_keys_kernel<T>), static_cast<std::int64_t>(shared));
   const dim3 grid(static_cast<unsigned>((p.end - p.begin + kKeys - 1) / kKeys), static_cast<unsigned>(p.sets),
                   static_cast<unsigned>(layers));
-  sign_keys_kernel<T><<<grid, kThreads, shared, stream>>>(p);
-  LODE_LAUNCHED();
+  Launch(grid, kThreads, shared, stream)(sign_keys_kernel<T>, p);
 }
 
 }  // namespace

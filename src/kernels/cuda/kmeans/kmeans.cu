@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/kmeans/kmeans.h"
 
 namespace lode::cuda {
@@ -259,10 +260,9 @@ void add_up(const float* rows, const std::int32_t* labels, const float* means, c
   fill(to.largest, 0, to.heads * std::int64_t{sizeof(float)}, stream);
   if (of_head == 0) return;
   const std::int64_t some = std::min<std::int64_t>(of_head, std::int64_t{512} * kThreads);
-  largest_kernel<<<grid_of(some, kThreads, to.heads), kThreads, 0, stream>>>(rows, of_head, to.largest);
-  LODE_LAUNCHED();
-  sum_kernel<kSquares><<<grid_of(to.count, kWarps, to.heads), kThreads, 0, stream>>>(rows, labels, means, to);
-  LODE_LAUNCHED();
+  Launch(grid_of(some, kThreads, to.heads), kThreads, 0, stream)(largest_kernel, rows, of_head, to.largest);
+  Launch(grid_of(to.count, kWarps, to.heads), kThreads, 0, stream)(sum_kernel<kSquares>, rows, labels, means,
+                                                                   to);
 }
 
 }  // namespace
@@ -270,21 +270,18 @@ void add_up(const float* rows, const std::int32_t* labels, const float* means, c
 void halve(float* rows, const HalfRows& to, StreamHandle stream) {
   const std::int64_t all = to.heads * to.count;
   if (all == 0) return;
-  halve_kernel<<<blocks_of(all, kWarps), kThreads, 0, stream>>>(rows, to, all, half_width(to.width));
-  LODE_LAUNCHED();
+  Launch(blocks_of(all, kWarps), kThreads, 0, stream)(halve_kernel, rows, to, all, half_width(to.width));
 }
 
 void directions(const float* rows, std::int64_t n, int width, float* to, StreamHandle stream) {
   if (n == 0) return;
-  directions_kernel<<<blocks_of(n, kWarps), kThreads, 0, stream>>>(rows, n, width, to);
-  LODE_LAUNCHED();
+  Launch(blocks_of(n, kWarps), kThreads, 0, stream)(directions_kernel, rows, n, width, to);
 }
 
 void subtract(float* rows, int heads, std::int64_t n, int width, const float* minus, StreamHandle stream) {
   if (n == 0) return;
-  subtract_kernel<<<grid_of(n * width, kThreads, heads), kThreads, 0, stream>>>(rows, n * width, width,
-                                                                                minus);
-  LODE_LAUNCHED();
+  Launch(grid_of(n * width, kThreads, heads), kThreads, 0, stream)(subtract_kernel, rows, n * width, width,
+                                                                   minus);
 }
 
 void sum_by_label(const float* rows, const std::int32_t* labels, const LabelSums& to, StreamHandle stream) {
@@ -297,29 +294,25 @@ void sum_squares_by_label(const float* rows, const std::int32_t* labels, const f
 }
 
 void means_by_label(const LabelSums& from, const float* plus, float* means, StreamHandle stream) {
-  means_kernel<false>
-      <<<grid_of(from.labels * from.width, kThreads, from.heads), kThreads, 0, stream>>>(from, plus, means);
-  LODE_LAUNCHED();
+  Launch(grid_of(from.labels * from.width, kThreads, from.heads), kThreads, 0, stream)(means_kernel<false>,
+                                                                                       from, plus, means);
 }
 
 void squares_by_label(const LabelSums& from, float* means, StreamHandle stream) {
-  means_kernel<true><<<grid_of(from.labels * from.width, kThreads, from.heads), kThreads, 0, stream>>>(
-      from, nullptr, means);
-  LODE_LAUNCHED();
+  Launch(grid_of(from.labels * from.width, kThreads, from.heads), kThreads, 0, stream)(means_kernel<true>,
+                                                                                       from, nullptr, means);
 }
 
 void start_clusters(const float* points, std::int64_t n, const std::int32_t* start, const Clusters& to,
                     StreamHandle stream) {
-  start_kernel<<<grid_of(to.centroids.count, kWarps, to.centroids.heads), kThreads, 0, stream>>>(
-      points, n, start, to, half_width(to.centroids.width));
-  LODE_LAUNCHED();
+  Launch(grid_of(to.centroids.count, kWarps, to.centroids.heads), kThreads, 0, stream)(
+      start_kernel, points, n, start, to, half_width(to.centroids.width));
 }
 
 void move_clusters(const float* points, const std::int32_t* labels, const LabelSums& sums,
                    const std::uint64_t* seeds, const Clusters& to, StreamHandle stream) {
-  move_kernel<<<grid_of(sums.labels, kWarps, sums.heads), kThreads, 0, stream>>>(points, labels, sums, seeds,
-                                                                                 to, half_width(sums.width));
-  LODE_LAUNCHED();
+  Launch(grid_of(sums.labels, kWarps, sums.heads), kThreads, 0, stream)(move_kernel, points, labels, sums,
+                                                                        seeds, to, half_width(sums.width));
 }
 
 }  // namespace lode::cuda

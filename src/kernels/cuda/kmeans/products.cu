@@ -7,6 +7,7 @@
 // share of the tiles.
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/kernel_settings.h"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/matrix.cuh"
 #include "kernels/cuda/kmeans/kmeans.h"
 
@@ -237,8 +238,7 @@ void launch(const Params& p, std::int64_t splits, StreamHandle stream) {
   allow_shared_bytes(reinterpret_cast<const void*>(products_kernel<kSteps, Outcome>), kShared);
   const dim3 grid(static_cast<unsigned>((p.rows.count + kRows - 1) / kRows),
                   static_cast<unsigned>(p.rows.heads), static_cast<unsigned>(splits));
-  products_kernel<kSteps, Outcome><<<grid, kThreads, kShared, stream>>>(p);
-  LODE_LAUNCHED();
+  Launch(grid, kThreads, kShared, stream)(products_kernel<kSteps, Outcome>, p);
 }
 
 template <class Outcome>
@@ -297,9 +297,8 @@ void softmax_sharpness(const HalfRows& queries, const HalfRows& keys, float scal
   if (all == 0) return;
   launch_for_width<Softmax>({.rows = queries, .columns = keys, .scale = scale * kLog2E, .partial = partial},
                             kSplits, stream);
-  sharpness_kernel<<<static_cast<unsigned>((all + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
-      partial, static_cast<int>(kSplits), queries.count, all, sharpness);
-  LODE_LAUNCHED();
+  Launch(static_cast<unsigned>((all + kThreads - 1) / kThreads), kThreads, 0, stream)(
+      sharpness_kernel, partial, static_cast<int>(kSplits), queries.count, all, sharpness);
 }
 
 }  // namespace lode::cuda

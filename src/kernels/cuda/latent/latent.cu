@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/experts/grouped_product.h"
 #include "kernels/cuda/latent/latent.h"
 #include "kernels/cuda/linear/linear_kernels.h"
@@ -78,9 +79,8 @@ void launch_few(const HeadProduct& p, StreamHandle stream) {
   with_type(p.w.type, [&](auto* type) {
     using W = std::remove_cv_t<std::remove_pointer_t<decltype(type)>>;
     const bool packed = p.w.cols % kPack<W> == 0 && reinterpret_cast<std::uintptr_t>(p.w.data) % 16 == 0;
-    few_kernel<W><<<grid, kThreads, shared, stream>>>(p, rows, packed);
+    Launch(grid, kThreads, shared, stream)(few_kernel<W>, p, rows, packed);
   });
-  LODE_LAUNCHED();
 }
 
 // ---- Many tokens: the product of experts, each head one that all tokens go through. Slot t * heads + h is head h of
@@ -201,8 +201,7 @@ void multiply_heads(const HeadProduct& p, Precision precision, void* scratch, St
   const std::int64_t slots = p.tokens * p.heads;
   const Slots to = slots_in(scratch, p.tokens, p.heads, p.w.cols);
   const DType type = precision == Precision::exact ? DType::f32 : p.w.type;
-  gather_kernel<<<static_cast<unsigned>(slots), kThreads, 0, stream>>>(p, to, type);
-  LODE_LAUNCHED();
+  Launch(static_cast<unsigned>(slots), kThreads, 0, stream)(gather_kernel, p, to, type);
   GroupedProduct product = {.slots = slots,
                             .x = to.x,
                             .x_type = type,
@@ -221,8 +220,7 @@ void multiply_heads(const HeadProduct& p, Precision precision, void* scratch, St
 void put_latent_rows(const LatentRows& rows, const Queries& where, StreamHandle stream) {
   if (where.count == 0) return;
   const dim3 grid(static_cast<unsigned>(where.query_heads + 1), static_cast<unsigned>(where.count));
-  put_kernel<<<grid, kThreads, 0, stream>>>(rows, where);
-  LODE_LAUNCHED();
+  Launch(grid, kThreads, 0, stream)(put_kernel, rows, where);
 }
 
 }  // namespace lode::cuda

@@ -2,6 +2,7 @@
 // The two ends of a forward pass: rows of the embedding, and the most likely token.
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/element.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/linear/linear.h"
 
 namespace lode::cuda {
@@ -52,9 +53,8 @@ void embed(const std::int32_t* tokens, std::int64_t n, const DeviceWeight& embed
   if (embedding.tiled()) {
     embed_tiles(tokens, n, embedding.tiles(), x, stream);
   } else {
-    embed_kernel<<<static_cast<unsigned>(n), kEmbedThreads, 0, stream>>>(
-        tokens, {embedding.data, embedding.type}, embedding.rows, embedding.cols, x);
-    LODE_LAUNCHED();
+    Launch(static_cast<unsigned>(n), kEmbedThreads, 0, stream)(
+        embed_kernel, tokens, {embedding.data, embedding.type}, embedding.rows, embedding.cols, x);
   }
   scale_and_cap(x, n * embedding.cols, multiplier, 0.0f, stream);
 }
@@ -62,8 +62,7 @@ void embed(const std::int32_t* tokens, std::int64_t n, const DeviceWeight& embed
 void argmax(const float* logits, std::int64_t n, std::int64_t vocab, std::int32_t* token,
             StreamHandle stream) {
   if (n == 0) return;
-  argmax_kernel<<<static_cast<unsigned>(n), kArgmaxThreads, 0, stream>>>(logits, vocab, token);
-  LODE_LAUNCHED();
+  Launch(static_cast<unsigned>(n), kArgmaxThreads, 0, stream)(argmax_kernel, logits, vocab, token);
 }
 
 }  // namespace lode::cuda

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/linear/layer_inputs.h"
 #include "kernels/cuda/linear/linear_kernels.h"
 
@@ -49,17 +50,15 @@ void join_inputs(const LayerInputs& sizes, float scale, const DeviceWeight& gain
                  const float* embedded, float* made, StreamHandle stream) {
   if (sizes.numbers() == 0) return;
   const std::int64_t rows = sizes.tokens * sizes.layers;
-  join_kernel<<<blocks_for(rows, kWarps), kThreads, 0, stream>>>(rows, sizes.width, scale, vector_of(gain),
-                                                                 eps, embedded, made);
-  LODE_LAUNCHED();
+  Launch(blocks_for(rows, kWarps), kThreads, 0, stream)(join_kernel, rows, sizes.width, scale,
+                                                        vector_of(gain), eps, embedded, made);
 }
 
 void weigh_inputs(const LayerInputs& sizes, const float* made, std::int64_t layer,
                   const Activation& activation, float* gates, StreamHandle stream) {
   if (sizes.numbers() == 0) return;
-  weigh_kernel<<<blocks_for(sizes.tokens * sizes.width, kThreads), kThreads, 0, stream>>>(sizes, made, layer,
-                                                                                          activation, gates);
-  LODE_LAUNCHED();
+  Launch(blocks_for(sizes.tokens * sizes.width, kThreads), kThreads, 0, stream)(weigh_kernel, sizes, made,
+                                                                                layer, activation, gates);
 }
 
 }  // namespace lode::cuda

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/launch_chain.h"
 #include "kernels/cuda/linear/linear_cublaslt.h"
 
 namespace lode::cuda {
@@ -164,6 +165,7 @@ struct CublasLt::Impl {
     for (const void* p : {a, b, static_cast<const void*>(c)}) {
       if (reinterpret_cast<std::uintptr_t>(p) % 16 != 0) return false;
     }
+    flush_launches();
     const BesideNoCapture turn;  // the first product of a shape loads a kernel
     const Plan& p = plan(shape);
     if (!p.found) return false;

@@ -3,6 +3,7 @@
 // share the columns, and each weight is read once for all input rows. The sum of an output depends on its row
 // and its input row alone, so batches of any size give the same bits.
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/linear/linear_kernels.h"
 
 namespace lode::cuda {
@@ -141,12 +142,11 @@ void dot_rows(const Step& step, const StepInput& input, StreamHandle stream) {
       static_cast<unsigned>(std::min<std::int64_t>(wanted, 8 * device_shape().multiprocessors));
   if (blocks == 0 || input.n == 0) return;
   if (input.n == 1)
-    dot_kernel<1><<<blocks, kThreads, 0, stream>>>(step, input, packed);
+    Launch(blocks, kThreads, 0, stream)(dot_kernel<1, Step>, step, input, packed);
   else if (input.n <= 4)
-    dot_kernel<4><<<blocks, kThreads, 0, stream>>>(step, input, packed);
+    Launch(blocks, kThreads, 0, stream)(dot_kernel<4, Step>, step, input, packed);
   else
-    dot_kernel<kFusedRows><<<blocks, kThreads, 0, stream>>>(step, input, packed);
-  LODE_LAUNCHED();
+    Launch(blocks, kThreads, 0, stream)(dot_kernel<kFusedRows, Step>, step, input, packed);
 }
 
 #define LODE_STEP(W)                                                            \

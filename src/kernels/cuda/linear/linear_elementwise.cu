@@ -167,27 +167,23 @@ __global__ void finish_gate_up_kernel(const GateUpStep<float> step, std::int64_t
 
 void norm_rows(const StepInput& input, void* to, DType type, StreamHandle stream) {
   if (input.n == 0) return;
-  norm_kernel<<<static_cast<unsigned>(input.n), kThreads, 0, stream>>>(input, to, type);
-  LODE_LAUNCHED();
+  Launch(static_cast<unsigned>(input.n), kThreads, 0, stream)(norm_kernel, input, to, type);
 }
 
 void convert(const float* x, std::int64_t count, void* to, DType type, StreamHandle stream) {
   if (count == 0) return;
-  convert_kernel<<<blocks_for(count), kThreads, 0, stream>>>(x, count, to, type);
-  LODE_LAUNCHED();
+  Launch(blocks_for(count), kThreads, 0, stream)(convert_kernel, x, count, to, type);
 }
 
 void add_bias(float* y, std::int64_t n, std::int64_t cols, const Vector& bias, StreamHandle stream) {
   if (n == 0 || bias.data == nullptr) return;
-  add_bias_kernel<<<blocks_for(n * cols), kThreads, 0, stream>>>(y, n * cols, cols, bias);
-  LODE_LAUNCHED();
+  Launch(blocks_for(n * cols), kThreads, 0, stream)(add_bias_kernel, y, n * cols, cols, bias);
 }
 
 void finish_qkv(const QkvStep<float>& step, std::int64_t n, const float* q, const float* k, const float* v,
                 StreamHandle stream) {
   if (n == 0) return;
-  finish_qkv_kernel<<<blocks_for(n * step.pairs()), kThreads, 0, stream>>>(step, n, q, k, v);
-  LODE_LAUNCHED();
+  Launch(blocks_for(n * step.pairs()), kThreads, 0, stream)(finish_qkv_kernel, step, n, q, k, v);
 }
 
 void finish_heads(const QkvStep<float>& step, const HeadNorms& norms, std::int64_t n, const float* q,
@@ -206,22 +202,21 @@ void finish_heads(const QkvStep<float>& step, const HeadNorms& norms, std::int64
 void add_scaled(const float* y, std::int64_t n, std::int64_t cols, const Addition& addition, float* x,
                 StreamHandle stream) {
   if (n == 0) return;
-  add_scaled_kernel<<<static_cast<unsigned>(n), kThreads, 0, stream>>>(
-      {y, vector_of(addition.norm), addition.eps, n, cols}, addition.multiplier, addition.factor, x);
-  LODE_LAUNCHED();
+  Launch(static_cast<unsigned>(n), kThreads, 0, stream)(add_scaled_kernel,
+                                                        {y, vector_of(addition.norm), addition.eps, n, cols},
+                                                        addition.multiplier, addition.factor, x);
 }
 
 void scale_and_cap(float* x, std::int64_t count, float factor, float cap, StreamHandle stream) {
   if (count == 0 || (factor == 1.0f && cap == 0.0f)) return;
-  scale_and_cap_kernel<<<blocks_for(count), kThreads, 0, stream>>>(x, count, factor, cap);
-  LODE_LAUNCHED();
+  Launch(blocks_for(count), kThreads, 0, stream)(scale_and_cap_kernel, x, count, factor, cap);
 }
 
 void finish_gate_up(const GateUpStep<float>& step, std::int64_t n, const float* gate, const float* up,
                     StreamHandle stream) {
   if (n == 0) return;
-  finish_gate_up_kernel<<<blocks_for(n * step.rows), kThreads, 0, stream>>>(step, n * step.rows, gate, up);
-  LODE_LAUNCHED();
+  Launch(blocks_for(n * step.rows), kThreads, 0, stream)(finish_gate_up_kernel, step, n * step.rows, gate,
+                                                         up);
 }
 
 const DeviceShape& device_shape() {

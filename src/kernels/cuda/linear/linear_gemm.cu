@@ -4,6 +4,7 @@
 // Every output is one chain of fused multiply-adds in ascending order of the columns, so its bits do not
 // depend on the batch.
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/linear/linear_kernels.h"
 
 namespace lode::cuda {
@@ -107,8 +108,7 @@ void launch(const Operand& x, const Operand& w, const Vector& bias, bool add, fl
             std::int64_t stride) {
   const dim3 grid(static_cast<unsigned>((w.rows + kTile - 1) / kTile),
                   static_cast<unsigned>((x.rows + kTile - 1) / kTile));
-  gemm_kernel<X, W><<<grid, kThreads, 0, stream>>>(source<X>(x), source<W>(w), bias, add, y, stride);
-  LODE_LAUNCHED();
+  Launch(grid, kThreads, 0, stream)(gemm_kernel<X, W>, source<X>(x), source<W>(w), bias, add, y, stride);
 }
 
 }  // namespace

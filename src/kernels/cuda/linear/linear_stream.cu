@@ -363,16 +363,6 @@ template <int N, int Depth, class Step>
 void launch_with(const Step& step, const StepInput& input, StreamHandle stream) {
   const Plan plan = plan_for<N, Depth>(input);
   const std::int64_t tiles = (step.pairs() + kPairs - 1) / kPairs;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(std::min<std::int64_t>(tiles, device_shape().multiprocessors)));
-  config.blockDim = dim3(kThreads + 32);
-  config.dynamicSmemBytes = shared_bytes<N, Depth>(plan);
-  config.stream = stream;
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &early;
-  config.numAttrs = capability_major() >= 9 ? 1 : 0;
   const auto kernel = stream_kernel<N, Depth, Step>;
   static PerDevice<bool> prepared;
   prepared.get([=] {  // once, for the widest input
@@ -384,7 +374,8 @@ void launch_with(const Step& step, const StepInput& input, StreamHandle stream) 
                                    cudaSharedmemCarveoutMaxShared));
     return true;
   });
-  LODE_CUDA(cudaLaunchKernelEx(&config, kernel, step, input, plan));
+  const dim3 grid(static_cast<unsigned>(std::min<std::int64_t>(tiles, device_shape().multiprocessors)));
+  EarlyLaunch(grid, kThreads + 32, shared_bytes<N, Depth>(plan), 1, stream)(kernel, step, input, plan);
 }
 template <int N, class Step>
 void launch(const Step& step, const StepInput& input, StreamHandle stream) {

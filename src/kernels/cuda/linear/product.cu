@@ -2,6 +2,7 @@
 // Tiles of 64 x 64 outputs by 16 of k, four by four outputs a thread: for machines without cuBLASLt, and what
 // its products are tested against.
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/linear/linear_cublaslt.h"
 #include "kernels/cuda/linear/product.h"
 
@@ -65,14 +66,13 @@ void multiply_f32(const Product& p, StreamHandle stream) {
   const dim3 grid(static_cast<unsigned>((p.n + kTile - 1) / kTile),
                   static_cast<unsigned>((p.m + kTile - 1) / kTile));
   if (p.a_transposed && p.b_transposed)
-    product_kernel<true, false><<<grid, kThreads, 0, stream>>>(p);
+    Launch(grid, kThreads, 0, stream)(product_kernel<true, false>, p);
   else if (p.a_transposed)
-    product_kernel<true, true><<<grid, kThreads, 0, stream>>>(p);
+    Launch(grid, kThreads, 0, stream)(product_kernel<true, true>, p);
   else if (p.b_transposed)
-    product_kernel<false, false><<<grid, kThreads, 0, stream>>>(p);
+    Launch(grid, kThreads, 0, stream)(product_kernel<false, false>, p);
   else
-    product_kernel<false, true><<<grid, kThreads, 0, stream>>>(p);
-  LODE_LAUNCHED();
+    Launch(grid, kThreads, 0, stream)(product_kernel<false, true>, p);
 }
 
 Products::Products(bool exact) {

@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/element.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/linear/tile_codec.cuh"
 
 namespace lode::cuda {
@@ -355,8 +356,9 @@ void unpack(const TileMatrix& w, std::int64_t first, std::int64_t rows, void* to
             StreamHandle stream) {
   const std::int64_t groups = groups_of(w.cols), count = row_tiles(rows) * groups;
   const char* const from = static_cast<const char*>(w.tiles) + first / kTileRows * groups * Codec<F>::kBytes;
-  const auto launch = [&](auto* numbers) {
-    unpack_kernel<F><<<blocks_for(count), kThreads, 0, stream>>>(from, count, groups, rows, w.cols, numbers);
+  const auto launch = [&]<class T>(T* numbers) {
+    Launch(blocks_for(count), kThreads, 0, stream)(unpack_kernel<F, T>, from, count, groups, rows, w.cols,
+                                                   numbers);
   };
   if (type == DType::bf16)
     launch(static_cast<__nv_bfloat16*>(to));
@@ -364,7 +366,6 @@ void unpack(const TileMatrix& w, std::int64_t first, std::int64_t rows, void* to
     launch(static_cast<__half*>(to));
   else
     launch(static_cast<float*>(to));
-  LODE_LAUNCHED();
 }
 
 }  // namespace
@@ -399,10 +400,9 @@ void pack_tiles(const void* blocks, TileFormat format, std::int64_t rows, std::i
   const PackInput in = {static_cast<const std::uint8_t*>(blocks), rows, cols,
                         cols / block_columns(format) * block_bytes(format)};
   with_format(format, [&](auto f) {
-    pack_kernel<f()>
-        <<<blocks_for(count), kThreads, 0, stream>>>(in, count, groups, static_cast<char*>(tiles));
+    Launch(blocks_for(count), kThreads, 0, stream)(pack_kernel<f()>, in, count, groups,
+                                                   static_cast<char*>(tiles));
   });
-  LODE_LAUNCHED();
 }
 
 void unpack_tiles(const TileMatrix& w, std::int64_t first, std::int64_t rows, void* to, DType type,
@@ -416,10 +416,10 @@ void embed_tiles(const std::int32_t* tokens, std::int64_t n, const TileMatrix& t
                  StreamHandle stream) {
   if (n == 0) return;
   with_format(table.format, [&](auto f) {
-    embed_kernel<f()><<<static_cast<unsigned>(n), kThreads, 0, stream>>>(
-        tokens, static_cast<const char*>(table.tiles), groups_of(table.cols), table.rows, table.cols, x);
+    Launch(static_cast<unsigned>(n), kThreads, 0, stream)(embed_kernel<f()>, tokens,
+                                                          static_cast<const char*>(table.tiles),
+                                                          groups_of(table.cols), table.rows, table.cols, x);
   });
-  LODE_LAUNCHED();
 }
 
 }  // namespace lode::cuda

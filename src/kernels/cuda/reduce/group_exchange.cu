@@ -351,8 +351,7 @@ void GroupExchange::sum(int rank, int slot, std::int64_t count, float* to, bool 
     float* const own = m.part(rank, slot);
     m.group.nccl->sum(rank, own, count, stream);
     if (!add) return copy(to, own, bytes, stream);
-    add_kernel<<<blocks_for(count, 1024), kThreads, 0, stream>>>(own, count, to);
-    LODE_LAUNCHED();
+    Launch(blocks_for(count, 1024), kThreads, 0, stream)(add_kernel, own, count, to);
     return;
   }
   auto p = m.params<SumParams>(rank, slot);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/launch_chain.h"
 #include "kernels/cuda/device/per_device.h"
 #include "kernels/cuda/reduce/group_exchange.h"
 #include "kernels/cuda/reduce/nccl.h"
@@ -115,6 +116,7 @@ std::unique_ptr<Nccl> Nccl::open(std::span<const int> devices, std::string& foun
 }
 
 void Nccl::sum(int rank, float* numbers, std::int64_t count, StreamHandle stream) const {
+  flush_launches();
   const Impl& m = *impl_;
   m.succeed(m.api.all_reduce(numbers, numbers, static_cast<std::size_t>(count), kFloat32, kSum,
                              m.comms[static_cast<std::size_t>(rank)], stream),

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/element.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/saap/buckets.h"
 
 namespace lode::cuda {
@@ -172,18 +173,16 @@ void gather_keys(const GatherTask& task, float* out, StreamHandle stream) {
   if (task.count == 0) return;
   const unsigned blocks = blocks_of(task.count * 32);
   if (task.layout.type == DType::f32)
-    gather_kernel<float><<<blocks, kThreads, 0, stream>>>(task, out);
+    Launch(blocks, kThreads, 0, stream)(gather_kernel<float>, task, out);
   else if (task.layout.type == DType::f16)
-    gather_kernel<__half><<<blocks, kThreads, 0, stream>>>(task, out);
+    Launch(blocks, kThreads, 0, stream)(gather_kernel<__half>, task, out);
   else
-    gather_kernel<__nv_bfloat16><<<blocks, kThreads, 0, stream>>>(task, out);
-  LODE_LAUNCHED();
+    Launch(blocks, kThreads, 0, stream)(gather_kernel<__nv_bfloat16>, task, out);
 }
 
 void narrow_labels(const std::int32_t* from, std::int64_t count, std::uint16_t* to, StreamHandle stream) {
   if (count == 0) return;
-  narrow_kernel<<<blocks_of(count), kThreads, 0, stream>>>(from, count, to);
-  LODE_LAUNCHED();
+  Launch(blocks_of(count), kThreads, 0, stream)(narrow_kernel, from, count, to);
 }
 
 std::int64_t list_workspace_bytes(int kv_heads, int buckets, std::int64_t max_tokens) {
@@ -196,19 +195,15 @@ void list_buckets(const ListTask& task, StreamHandle stream) {
   auto* const counts = static_cast<std::int32_t*>(task.workspace);
   const dim3 grid(static_cast<unsigned>(segments), static_cast<unsigned>(task.kv_heads));
   const auto shared = static_cast<unsigned>(task.buckets * 4);
-  count_kernel<<<grid, kThreads, shared, stream>>>(task, segments, counts);
-  LODE_LAUNCHED();
-  place_kernel<<<static_cast<unsigned>(task.kv_heads), 1024, 0, stream>>>(task, segments, counts);
-  LODE_LAUNCHED();
-  sort_kernel<<<grid, 32, shared, stream>>>(task, segments, counts);
-  LODE_LAUNCHED();
+  Launch(grid, kThreads, shared, stream)(count_kernel, task, segments, counts);
+  Launch(static_cast<unsigned>(task.kv_heads), 1024, 0, stream)(place_kernel, task, segments, counts);
+  Launch(grid, 32, shared, stream)(sort_kernel, task, segments, counts);
 }
 
 void move_centroids(const float* points, std::int64_t n, const std::int32_t* labels, int clusters, int d,
                     float* centroids, StreamHandle stream) {
   const auto threads = static_cast<unsigned>((d + 31) / 32 * 32);
-  move_kernel<<<static_cast<unsigned>(clusters), threads, 0, stream>>>(points, n, labels, d, centroids);
-  LODE_LAUNCHED();
+  Launch(static_cast<unsigned>(clusters), threads, 0, stream)(move_kernel, points, n, labels, d, centroids);
 }
 
 }  // namespace lode::cuda

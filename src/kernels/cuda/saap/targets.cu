@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/saap/targets.h"
 
 namespace lode::cuda {
@@ -138,33 +139,29 @@ __global__ void update_kernel(const float* x, const std::int32_t* order, const s
 void look_at_scores(const float* scores, const TargetQuery* queries, std::int64_t count,
                     const TargetKeys& keys, float* most, std::int32_t* passes, StreamHandle stream) {
   if (count == 0) return;
-  look_kernel<<<static_cast<unsigned>(count), kThreads, 0, stream>>>(scores, queries, keys, most, passes);
-  LODE_LAUNCHED();
+  Launch(static_cast<unsigned>(count), kThreads, 0, stream)(look_kernel, scores, queries, keys, most, passes);
 }
 
 void sum_by_bucket(const float* scores, const TargetQuery* queries, const float* most,
                    const std::int32_t* chosen, std::int64_t count, const TargetKeys& keys, float* sums,
                    void* targets, StreamHandle stream) {
   if (count == 0) return;
-  sum_kernel<<<static_cast<unsigned>(count), kThreads, 0, stream>>>(scores, queries, most, chosen, keys, sums,
-                                                                    static_cast<__half*>(targets));
-  LODE_LAUNCHED();
+  Launch(static_cast<unsigned>(count), kThreads, 0, stream)(sum_kernel, scores, queries, most, chosen, keys,
+                                                            sums, static_cast<__half*>(targets));
 }
 
 void gather_rows(const float* from, const std::int32_t* rows, std::int64_t count, std::int64_t d, float* to,
                  StreamHandle stream) {
   if (count == 0) return;
   const std::int64_t blocks = std::min<std::int64_t>(4096, (count * d + kThreads - 1) / kThreads);
-  gather_kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(from, rows, count, d, to);
-  LODE_LAUNCHED();
+  Launch(static_cast<unsigned>(blocks), kThreads, 0, stream)(gather_kernel, from, rows, count, d, to);
 }
 
 void update_centroids(const float* x, const std::int32_t* order, const std::int32_t* offsets,
                       std::int64_t clusters, std::int64_t d, float* centroids, StreamHandle stream) {
   if (clusters == 0) return;
-  update_kernel<<<static_cast<unsigned>(clusters), 128, static_cast<std::size_t>(d) * sizeof(float),
-                  stream>>>(x, order, offsets, d, centroids);
-  LODE_LAUNCHED();
+  Launch(static_cast<unsigned>(clusters), 128, static_cast<std::size_t>(d) * sizeof(float), stream)(
+      update_kernel, x, order, offsets, d, centroids);
 }
 
 }  // namespace lode::cuda

@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/saap/train.h"
 
 namespace lode::cuda {
@@ -215,48 +216,41 @@ const dim3 kColumnThreads(kColumns, kRowThreads);
 
 void take_batch(const NetSteps& steps, const float* q, std::int64_t n, std::int64_t d, float* x,
                 StreamHandle stream) {
-  take_kernel<<<static_cast<unsigned>((n * d + kThreads - 1) / kThreads), kThreads, 0, stream>>>(steps, q, n,
-                                                                                                 d, x);
-  LODE_LAUNCHED();
+  Launch(static_cast<unsigned>((n * d + kThreads - 1) / kThreads), kThreads, 0, stream)(take_kernel, steps, q,
+                                                                                        n, d, x);
 }
 
 void norm_relu(const BatchNormArrays& norm, const float* x, std::int64_t n, std::int64_t h, float* normalised,
                float* inverse, float* out, StreamHandle stream) {
-  norm_kernel<<<column_blocks(h), kColumnThreads, 0, stream>>>(norm, x, n, h, normalised, inverse, out);
-  LODE_LAUNCHED();
+  Launch(column_blocks(h), kColumnThreads, 0, stream)(norm_kernel, norm, x, n, h, normalised, inverse, out);
 }
 
 void norm_relu_backward(const BatchNormArrays& norm, const float* normalised, const float* inverse,
                         const float* out, std::int64_t n, std::int64_t h, float* dy, float* gain_gradient,
                         float* shift_gradient, StreamHandle stream) {
-  norm_backward_kernel<<<column_blocks(h), kColumnThreads, 0, stream>>>(norm, normalised, inverse, out, n, h,
-                                                                        dy, gain_gradient, shift_gradient);
-  LODE_LAUNCHED();
+  Launch(column_blocks(h), kColumnThreads, 0, stream)(norm_backward_kernel, norm, normalised, inverse, out, n,
+                                                      h, dy, gain_gradient, shift_gradient);
 }
 
 void divergence(const NetSteps& steps, const void* targets, const float* bias, const float* other_bias,
                 std::int64_t n, std::int64_t c, float* y, double* row_loss, StreamHandle stream) {
-  divergence_kernel<<<static_cast<unsigned>(n), kThreads, 0, stream>>>(
-      steps, static_cast<const __half*>(targets), bias, other_bias, n, c, y, row_loss);
-  LODE_LAUNCHED();
+  Launch(static_cast<unsigned>(n), kThreads, 0, stream)(
+      divergence_kernel, steps, static_cast<const __half*>(targets), bias, other_bias, n, c, y, row_loss);
 }
 
 void sum_columns(const float* y, std::int64_t n, std::int64_t c, float* sums, float* copy,
                  StreamHandle stream) {
-  columns_kernel<<<column_blocks(c), kColumnThreads, 0, stream>>>(y, n, c, sums, copy);
-  LODE_LAUNCHED();
+  Launch(column_blocks(c), kColumnThreads, 0, stream)(columns_kernel, y, n, c, sums, copy);
 }
 
 void adam(const NetSteps& steps, const AdamArrays& arrays, std::int64_t count, StreamHandle stream) {
-  adam_kernel<<<static_cast<unsigned>((count / 4 + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
-      steps, arrays, count);
-  LODE_LAUNCHED();
+  Launch(static_cast<unsigned>((count / 4 + kThreads - 1) / kThreads), kThreads, 0, stream)(
+      adam_kernel, steps, arrays, count);
 }
 
 void end_step(const NetSteps& steps, const double* row_loss, std::int64_t n, double* losses,
               StreamHandle stream) {
-  end_kernel<<<1, kThreads, 0, stream>>>(steps, row_loss, n, losses);
-  LODE_LAUNCHED();
+  Launch(1, kThreads, 0, stream)(end_kernel, steps, row_loss, n, losses);
 }
 
 }  // namespace lode::cuda

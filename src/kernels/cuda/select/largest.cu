@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/select/largest.h"
 #include "kernels/cuda/select/select.h"
 
@@ -39,8 +40,7 @@ __global__ void __launch_bounds__(kThreads) fill_kernel(const float* scores, std
 void largest(const float* scores, std::int64_t n, std::int32_t k, std::int32_t* rows, std::int32_t* chosen,
              StreamHandle stream) {
   top_k(scores, 1, n, nullptr, nullptr, rows, k, chosen, nullptr, stream);
-  fill_kernel<<<1, kThreads, 0, stream>>>(scores, n, k, chosen, rows);
-  LODE_LAUNCHED();
+  Launch(1, kThreads, 0, stream)(fill_kernel, scores, n, k, chosen, rows);
 }
 
 }  // namespace lode::cuda

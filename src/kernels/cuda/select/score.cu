@@ -5,6 +5,7 @@
 // at a time and reads its row once for all heads of the group, whose queries lie in shared memory.
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/element.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/select/exponential_sum.cuh"
 #include "kernels/cuda/select/score_products.h"
 
@@ -83,7 +84,7 @@ void score_keys(const Queries& queries, std::int64_t sink, std::int64_t window, 
   const dim3 grid = scorer_grid(queries, max_tokens - window, 1);
   const std::size_t shared = static_cast<std::size_t>(group * queries.layout.head_dim) * sizeof(float);
   const auto launch = [&](auto* kernel) {
-    kernel<<<grid, kThreads, shared, stream>>>(queries, sink, window, max_tokens, scores, sums);
+    Launch(grid, kThreads, shared, stream)(kernel, queries, sink, window, max_tokens, scores, sums);
   };
   if (queries.layout.type == DType::f32)
     launch(score_kernel<float>);
@@ -91,7 +92,6 @@ void score_keys(const Queries& queries, std::int64_t sink, std::int64_t window, 
     launch(score_kernel<__half>);
   else
     launch(score_kernel<__nv_bfloat16>);
-  LODE_LAUNCHED();
 }
 
 }  // namespace lode::cuda

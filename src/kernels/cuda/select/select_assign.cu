@@ -3,6 +3,7 @@
 // centroids, eight by eight a thread, with the next eight columns on their way while these are multiplied; every
 // product is one chain of fused multiply-adds in the order of the columns, so its bits do not depend on the tile.
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/select/select.h"
 
 namespace lode::cuda {
@@ -115,10 +116,9 @@ void assign(const float* x, std::int64_t n, const float* centroids, std::int64_t
   if (n == 0) return;
   const auto blocks = static_cast<unsigned>((n + kTile - 1) / kTile);
   if (d % 4 == 0 && at_16_bytes(x) && at_16_bytes(centroids))
-    assign_kernel<true><<<blocks, kThreads, 0, stream>>>(x, n, centroids, c, d, label, best);
+    Launch(blocks, kThreads, 0, stream)(assign_kernel<true>, x, n, centroids, c, d, label, best);
   else
-    assign_kernel<false><<<blocks, kThreads, 0, stream>>>(x, n, centroids, c, d, label, best);
-  LODE_LAUNCHED();
+    Launch(blocks, kThreads, 0, stream)(assign_kernel<false>, x, n, centroids, c, d, label, best);
 }
 
 }  // namespace lode::cuda

@@ -9,6 +9,7 @@
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/device.h"
 #include "kernels/cuda/device/kernel_settings.h"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/scan.cuh"
 #include "kernels/cuda/device/sm_count.h"
 #include "kernels/cuda/squeezed/cluster_block.h"
@@ -214,8 +215,7 @@ void launch_pass(const BlockParams& p, std::int64_t rows, int heads, StreamHandl
   const auto kernel = pass_kernel<D, kSpreads, kPass>;
   allow_shared_bytes(reinterpret_cast<const void*>(kernel), kShared);
   const dim3 grid(static_cast<unsigned>(rows / kRows), static_cast<unsigned>(heads));
-  kernel<<<grid, kHostThreads, kShared, stream>>>(p);
-  LODE_LAUNCHED();
+  Launch(grid, kHostThreads, kShared, stream)(kernel, p);
 }
 
 template <int D, bool kSpreads>
@@ -235,8 +235,7 @@ void launch_stored(BlockParams p, int at_once, StreamHandle stream) {
     launch_pass<D, kSpreads, Pass::stored_sums>(p, p.all_rows, heads, stream);
     const dim3 grid(static_cast<unsigned>(p.all_nodes / kTileRows), static_cast<unsigned>(heads));
     const auto columns = p.task.squares ? columns_kernel<true> : columns_kernel<false>;
-    columns<<<grid, kColumnWarps * 32, 0, stream>>>(p);
-    LODE_LAUNCHED();
+    Launch(grid, kColumnWarps * 32, 0, stream)(columns, p);
   }
 }
 
@@ -267,18 +266,14 @@ void launch(const BlockParams& p, int at_once, StreamHandle stream) {
   const auto heads = static_cast<unsigned>(p.queries.layout.kv_heads),
              chunks = static_cast<unsigned>(p.all_nodes / kChunk);
   const dim3 prepared(static_cast<unsigned>(p.all_rows / kPrepared) + chunks, heads), nodes(chunks, heads);
-  prepare_kernel<D, kSpreads><<<prepared, kChunk, 0, stream>>>(p);
-  LODE_LAUNCHED();
+  Launch(prepared, kChunk, 0, stream)(prepare_kernel<D, kSpreads>, p);
   if (p.task.tables.kind != CentroidKind::f16) {
     const dim3 grid(static_cast<unsigned>((p.tiles() + kPrepared - 1) / kPrepared), heads);
-    halves_kernel<D, kSpreads><<<grid, kPrepared * 32, 0, stream>>>(p);
-    LODE_LAUNCHED();
+    Launch(grid, kPrepared * 32, 0, stream)(halves_kernel<D, kSpreads>, p);
   }
   at_once > 0 ? launch_stored<D, kSpreads>(p, at_once, stream) : launch_two_passes<D, kSpreads>(p, stream);
-  count_kernel<<<nodes, kChunk, 0, stream>>>(p);
-  LODE_LAUNCHED();
-  list_kernel<<<nodes, kChunk, 0, stream>>>(p);
-  LODE_LAUNCHED();
+  Launch(nodes, kChunk, 0, stream)(count_kernel, p);
+  Launch(nodes, kChunk, 0, stream)(list_kernel, p);
 }
 
 template <int D>

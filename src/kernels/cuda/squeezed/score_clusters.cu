@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/cuda/device/check.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/scan.cuh"
 #include "kernels/cuda/squeezed/score_clusters.h"
 #include "kernels/select/centroid_scores.h"
@@ -154,53 +155,47 @@ __global__ void list_kernel(const KeptLists p) {
 void widen_rows(const void* from, DType type, const float* scales, std::int64_t rows, std::int64_t width,
                 float* to, StreamHandle stream) {
   if (rows == 0) return;
-  widen_kernel<<<blocks_for(rows * width), kThreads, 0, stream>>>(from, type, scales, rows * width, width,
-                                                                  to);
-  LODE_LAUNCHED();
+  Launch(blocks_for(rows * width), kThreads, 0, stream)(widen_kernel, from, type, scales, rows * width, width,
+                                                        to);
 }
 
 void plane_squares(const float* q, std::int64_t rows, std::int64_t d, float* squares, StreamHandle stream) {
   const std::int64_t planes = (d + 1) / 2;
   if (rows == 0) return;
-  squares_kernel<<<blocks_for(rows * planes), kThreads, 0, stream>>>(q, rows * planes, d, planes, squares);
-  LODE_LAUNCHED();
+  Launch(blocks_for(rows * planes), kThreads, 0, stream)(squares_kernel, q, rows * planes, d, planes,
+                                                         squares);
 }
 
 void weigh_nodes(const NodeWeights& task, StreamHandle stream) {
   if (task.rows == 0) return;
-  weigh_kernel<<<static_cast<unsigned>(task.rows), kThreads, 0, stream>>>(task);
-  LODE_LAUNCHED();
+  Launch(static_cast<unsigned>(task.rows), kThreads, 0, stream)(weigh_kernel, task);
 }
 
 void average_weights(const float* weights, std::int64_t rows, std::int64_t nodes, std::int64_t each,
                      bool squares, float* scores, StreamHandle stream) {
   if (rows == 0 || nodes == 0) return;
   const dim3 grid(blocks_for(nodes), static_cast<unsigned>((rows + each - 1) / each));
-  average_kernel<<<grid, kThreads, 0, stream>>>(weights, rows, nodes, each, squares, scores);
-  LODE_LAUNCHED();
+  Launch(grid, kThreads, 0, stream)(average_kernel, weights, rows, nodes, each, squares, scores);
 }
 
 void bin_scores(const float* scores, const std::int32_t* first, std::int64_t units, std::int64_t nodes,
                 const ScoreBinning& rule, unsigned long long* bins, StreamHandle stream) {
   if (units * nodes == 0) return;
-  bin_kernel<<<blocks_for(units * nodes), kThreads, 0, stream>>>(scores, first, units, nodes, rule, bins);
-  LODE_LAUNCHED();
+  Launch(blocks_for(units * nodes), kThreads, 0, stream)(bin_kernel, scores, first, units, nodes, rule, bins);
 }
 
 void place_kept(const float* scores, const std::int32_t* first, std::int64_t units, std::int64_t nodes,
                 const double* bar, std::int32_t* places, std::int32_t* counts, StreamHandle stream) {
   if (units == 0) return;
-  place_kernel<<<static_cast<unsigned>(units), kThreads, 0, stream>>>(
-      scores, first, nodes, bar != nullptr ? *bar : 0.0, bar == nullptr, places, counts);
-  LODE_LAUNCHED();
+  Launch(static_cast<unsigned>(units), kThreads, 0, stream)(
+      place_kernel, scores, first, nodes, bar != nullptr ? *bar : 0.0, bar == nullptr, places, counts);
 }
 
 void list_kept(const KeptLists& task, StreamHandle stream) {
   if (task.tokens == 0) return;
   const dim3 grid(static_cast<unsigned>((task.nodes + kWarps - 1) / kWarps),
                   static_cast<unsigned>(task.tokens));
-  list_kernel<<<grid, kThreads, 0, stream>>>(task);
-  LODE_LAUNCHED();
+  Launch(grid, kThreads, 0, stream)(list_kernel, task);
 }
 
 }  // namespace lode::cuda
