@@ -100,7 +100,7 @@ Placement placement_of(const ModelConfig& config, const CudaModel& model, const 
                    .moved = vector_bytes(kMostSparseTokens, config.query_heads, config.head_dim + 2),
                    .limit = options.memory_limit > 0 ? options.memory_limit : free,
                    .by_flag = options.memory_limit > 0,
-                   .wanted = options.kv_type == DType::q8 ? KvTier::host : options.tier});
+                   .wanted = lies_on_gpu(options.kv_type) ? options.tier : KvTier::host});
 }
 
 bool has_listeners(const Step& step) {
@@ -132,12 +132,9 @@ std::unique_ptr<GpuContext> make_gpu_context(const ModelConfig& config, std::sha
 std::unique_ptr<CudaContext> CudaContext::make(const ModelConfig& config,
                                                std::shared_ptr<const CudaModel> model,
                                                const GpuContextOptions& options, Share share) {
-  if (options.kv_type == DType::q4)
-    throw InputError(
-        "--kv-type: expected f32, f16, bf16 or q8 with --device cuda, found q4, which the CPU alone reads");
-  if (options.kv_type == DType::q8 && options.tier == KvTier::gpu) {
-    throw InputError("--kv-type: expected f32, f16 or bf16 with --kv-tier gpu, found q8");
-  }
+  if (!lies_on_gpu(options.kv_type) && options.tier == KvTier::gpu)
+    throw InputError("--kv-type: expected f32, f16 or bf16 with --kv-tier gpu, found " +
+                     std::string(name_of(options.kv_type)));
   if (options.active_memory > 0 && options.tier == KvTier::gpu) {
     throw InputError("--active-memory: expected --kv-tier host or auto, found gpu");
   }

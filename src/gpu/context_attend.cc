@@ -140,7 +140,7 @@ void CudaContext::tell_listeners(int layer, const Run& run) {
   LODE_ASSERT(sequence.kv->tokens() == tokens_);
   const KvWrite write = write_of(layer, run);
   if (share_.tell) return share_.tell(layer, run.step, write);
-  if (own) sequence.kv->write(layer, run.count, write.k, write.v);
+  if (own) sequence.kv->write(layer, run.count, write.k, write.v, options_.pool);
   if (!heard) return;
   for (Selector* listener : run.step.listeners[static_cast<std::size_t>(layer)]) listener->on_write(write);
 }

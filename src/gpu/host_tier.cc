@@ -8,25 +8,33 @@
 #include "base/cancel.h"
 #include "base/threads.h"
 #include "kernels/kernels.h"
+#include "kernels/q4_rows.h"
+#include "kv/placement.h"
 
 namespace lode {
 
 void copy_rows(const KvStore& store, int layer, int head, bool values, std::int64_t begin, std::int64_t end,
                DType type, std::byte* to) {
   const KvShape& shape = store.shape();
-  const std::int64_t d = shape.head_dim, row = bytes_of(shape.type) * d;
+  const std::int64_t d = shape.head_dim, row = row_bytes_of(shape.type, d);
   const std::byte* from =
       store.rows(layer, head, values ? KvStore::Part::v : KvStore::Part::k).data() + begin * row;
-  if (shape.type != DType::q8) {
+  if (lies_on_gpu(shape.type)) {
     std::memcpy(to, from, static_cast<std::size_t>((end - begin) * row));
     return;
   }
-  const auto* const scales = reinterpret_cast<const float*>(
-      store.rows(layer, head, values ? KvStore::Part::v_scale : KvStore::Part::k_scale).data());
+  const float* scales = nullptr;
+  if (shape.type == DType::q8)
+    scales = reinterpret_cast<const float*>(
+        store.rows(layer, head, values ? KvStore::Part::v_scale : KvStore::Part::k_scale).data());
   std::vector<float> wide(static_cast<std::size_t>(d));
   for (std::int64_t i = begin; i < end; ++i, from += row, to += bytes_of(type) * d) {
-    kernels().widen(from, DType::q8, d, wide.data());
-    for (float& x : wide) x *= scales[i];
+    if (scales == nullptr) {
+      widen_q4(from, shape.head_dim, wide.data());
+    } else {
+      kernels().widen(from, DType::q8, d, wide.data());
+      for (float& x : wide) x *= scales[i];
+    }
     kernels().narrow(wide.data(), d, type, to);
   }
 }

@@ -20,7 +20,7 @@ constexpr std::array<std::string_view, 7> kMethods = {"streaming", "topk", "kmea
                                                       "squeezed",  "hash", "hyperplanes"};
 
 GpuContextOptions options_of_share(GpuContextOptions options) {
-  if (options.tier == KvTier::host || options.kv_type == DType::q8 || options.active_memory > 0)
+  if (options.tier == KvTier::host || !lies_on_gpu(options.kv_type) || options.active_memory > 0)
     throw InputError(
         "--tensor-parallel: expected keys and values on the GPUs (--kv-tier gpu, --kv-type f32, f16 or "
         "bf16, no --active-memory), found them in host memory");

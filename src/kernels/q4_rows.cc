@@ -151,13 +151,21 @@ void narrow_q4(const float* x, int d, std::byte* row) noexcept {
 }
 
 void widen_q4(const std::byte* row, int d, float* x) noexcept {
-  const std::byte* const scales = row + groups_of(d) * kGroup / 2;
-  for (int c = 0; c < d; ++c) {
-    f16 scale;
-    std::memcpy(&scale, scales + c / kGroup * 2, 2);
-    const int nibble = c % kGroup / 4;
-    const auto byte = std::to_integer<unsigned>(row[c / kGroup * (kGroup / 2) + c % 4 * 4 + nibble / 2]);
-    x[c] = to_float(scale) * kQ4Levels[byte >> (nibble % 2 * 4) & 15u];
+  const int groups = groups_of(d);
+  const std::byte* const scales = row + groups * kGroup / 2;
+  for (int g = 0; g < groups; ++g) {
+    f16 stored;
+    std::memcpy(&stored, scales + 2 * g, 2);
+    const float scale = to_float(stored);
+    const std::byte* const codes = row + g * kGroup / 2;
+    float numbers[kGroup];
+    for (int i = 0; i < kGroup; ++i) {
+      const int nibble = i / 4;
+      numbers[i] =
+          scale *
+          kQ4Levels[std::to_integer<unsigned>(codes[i % 4 * 4 + nibble / 2]) >> (nibble % 2 * 4) & 15u];
+    }
+    std::copy_n(numbers, std::min(kGroup, d - g * kGroup), x + g * kGroup);
   }
   turn_back_q4(x, d);
 }

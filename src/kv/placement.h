@@ -10,9 +10,13 @@
 
 namespace lode {
 
-/// What keys and values of the host's type are on a GPU, which has no kernels for 8 bits.
+/// What keys and values of the host's type are on a GPU, which has no kernels for 8 and 4 bits.
 inline DType type_on_gpu(DType host) {
-  return host == DType::q8 ? DType::bf16 : host;
+  return host == DType::q8 || host == DType::q4 ? DType::bf16 : host;
+}
+/// Whether a GPU has them in their own type. Else they lie in host memory, and the GPU gets those that it needs.
+inline bool lies_on_gpu(DType host) {
+  return type_on_gpu(host) == host;
 }
 
 /// What there is to place. All in bytes unless said otherwise.

@@ -262,7 +262,8 @@ void KvStore::write(int layer, std::int64_t count, std::span<const float> k, std
   };
   s.touched = std::max(s.touched, s.tokens + count);
   const std::int64_t items = s.shape.shared_rows ? 1 : 2 * std::int64_t{heads};
-  if (pool != nullptr) return pool->for_each(items, write_part);
+  constexpr std::int64_t kFew = 16;  // tokens: threads that are woken for them come too late
+  if (pool != nullptr && count > kFew) return pool->for_each(items, write_part);
   for (std::int64_t item = 0; item < items; ++item) write_part(item, 0);
 }
 

@@ -71,7 +71,7 @@ class KvStore {
   /// where the system has them. Only speed depends on it.
   void expect(std::int64_t tokens);
   /// Writes rows [tokens, tokens + T) of one layer that has rows, rounded to the store's type; every layer must be given
-  /// the same T before commit. Writing a layer again replaces its rows. With a pool all threads take part.
+  /// the same T before commit. Writing a layer again replaces its rows. With a pool all threads take part, unless the tokens are few.
   /// InputError with both numbers when max_tokens would be passed.
   void write(int layer, std::int64_t count, std::span<const float> k /*[T, Hkv, d]*/,
              std::span<const float> v, ThreadPool* pool = nullptr);

@@ -380,7 +380,7 @@ void Llama::write_kv(int index, Batch batch) {
                            .k = rows_of(b_.k, row, tokens, kv_cols),
                            // A latent row is both.
                            .v = rows_of(config_.plan.latent.kv_rank > 0 ? b_.k : b_.v, row, tokens, kv_cols)};
-    if (config_.plan.layer(index).own_rows()) s.kv->write(index, tokens, write.k, write.v);
+    if (config_.plan.layer(index).own_rows()) s.kv->write(index, tokens, write.k, write.v, &pool_);
     if (step.listeners.empty() || config_.plan.layer(index).window > 0) return;
     for (Selector* listener : step.listeners[static_cast<std::size_t>(index)]) listener->on_write(write);
   };

@@ -33,22 +33,18 @@ class MessageVoice : public Voice {
 
   Json whole(const std::vector<Answer>& answers, const Reuse& reuse) override {
     const Answer& answer = answers.front();
-    Json message = envelope();
-    message["model"] = answer.model;
-    message["content"] = Json::array();
+    Json message = envelope(answer);
     if (!answer.thoughts.empty())
       message["content"].push_back({{"type", "thinking"}, {"thinking", answer.thoughts}, {"signature", ""}});
     message["content"].push_back({{"type", "text"}, {"text", answer.text}, {"citations", cited(answer)}});
     message["stop_reason"] = stop_reason(answer);
     message["stop_sequence"] = stop_sequence(answer);
-    message["usage"] = usage_of(answer);
     message["lodestone"] = own_member(answer, reuse);
     return message;
   }
 
-  std::string opening(const std::string& model) override {
-    model_ = model;
-    return event("message_start", {{"message", envelope()}});
+  std::string opening(const Answer& known) override {
+    return event("message_start", {{"message", envelope(known)}});
   }
   std::string piece(std::size_t, std::string_view text) override {
     const std::string begin = text_block();
@@ -94,19 +90,15 @@ class MessageVoice : public Voice {
   std::string delta(const Json& delta) const {
     return event("content_block_delta", {{"index", index_}, {"delta", delta}});
   }
-  Json envelope() const {
+  Json envelope(const Answer& answer) const {
     return {{"id", id_},
             {"type", "message"},
             {"role", "assistant"},
-            {"model", model_},
+            {"model", answer.model},
             {"content", Json::array()},
             {"stop_reason", nullptr},
             {"stop_sequence", nullptr},
-            {"usage",
-             {{"input_tokens", 0},
-              {"cache_creation_input_tokens", 0},
-              {"cache_read_input_tokens", 0},
-              {"output_tokens", 0}}}};
+            {"usage", usage_of(answer)}};
   }
   static std::string event(const char* name, Json data) {
     data["type"] = name;
@@ -117,7 +109,7 @@ class MessageVoice : public Voice {
     return all.empty() ? Json(nullptr) : all;
   }
 
-  std::string id_, model_;
+  std::string id_;
   Block block_ = Block::none;  ///< that is open
   int index_ = 0;              ///< its own
 };

@@ -131,6 +131,8 @@ struct Listener {
   std::function<void(const Answer&)> on_answer;
   std::function<void(const ApiError&)> on_failure;
   std::function<void(std::string_view)> on_thought = {};  ///< may be empty
+  /// Before all others: the model and the tokens of the prompt; may be empty.
+  std::function<void(const Answer&)> on_prompt = {};
 };
 
 /// A stored document that stands in a text: its bytes [begin, end).

@@ -98,7 +98,8 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
             .on_failure = [self = shared_from_this(),
                            choice](const ApiError& error) { self->on_failure(choice, error); },
             .on_thought = [self = shared_from_this(),
-                           choice](std::string_view text) { self->on_text(choice, text, true); }};
+                           choice](std::string_view text) { self->on_text(choice, text, true); },
+            .on_prompt = [self = shared_from_this()](const Answer& known) { self->on_prompt(known); }};
   }
 
   /// The head waits for the first event: until then a refusal still has a status of its own.
@@ -108,7 +109,13 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
     head.content_type = "text/event-stream; charset=utf-8";
     head.headers = {{"Cache-Control", "no-store"}};
     call_.reply->begin(std::move(head));
-    call_.reply->write(voice_->opening(model_));
+    known_.model = model_;
+    call_.reply->write(voice_->opening(known_));
+  }
+
+  void on_prompt(const Answer& known) {
+    const std::lock_guard lock(mutex_);
+    known_ = known;
   }
 
   void on_text(std::size_t choice, std::string_view text, bool thought) {
@@ -177,6 +184,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
   std::mutex mutex_;     ///< of what follows, and of the question
   Reuse reuse_;
   std::string model_;  ///< that answers
+  Answer known_;       ///< of it before its first token
   std::vector<std::uint64_t> ids_;
   std::vector<Answer> answers_;
   std::size_t left_ = 0;

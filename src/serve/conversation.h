@@ -17,7 +17,7 @@ class Voice {
   virtual ~Voice() = default;
   virtual Json whole(const std::vector<Answer>& answers, const Reuse& reuse) = 0;
   // The events of a stream, as text that is sent as it is.
-  virtual std::string opening(const std::string& model) = 0;  ///< the model that answers
+  virtual std::string opening(const Answer& known) = 0;  ///< of the first: its model and its prompt's tokens
   virtual std::string piece(std::size_t choice, std::string_view text) = 0;
   virtual std::string thought(std::size_t choice,
                               std::string_view text) = 0;  ///< in front of the answer's pieces

@@ -64,8 +64,8 @@ class ChatVoice : public Voice {
     return body;
   }
 
-  std::string opening(const std::string& model) override {
-    model_ = model;
+  std::string opening(const Answer& known) override {
+    model_ = known.model;
     std::string events;
     for (int i = 0; i < choices_; ++i)
       events +=

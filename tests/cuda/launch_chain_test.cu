@@ -9,6 +9,7 @@
 #include "kernels/cuda/device/event.h"
 #include "kernels/cuda/device/hopper.cuh"
 #include "kernels/cuda/device/launch_chain.h"
+#include "lodestone/error.h"
 #include "reference.h"
 
 namespace lode::cuda {
@@ -31,6 +32,12 @@ __global__ void early_kernel(unsigned* x, int count, Change by) {
   release_successor();
   wait_for_predecessor();
   change(x, count, by);
+}
+/// Looks its addend up before its wait.
+__global__ void hasty_kernel(unsigned* x, int count, const unsigned* addend) {
+  const unsigned known = *addend;
+  wait_for_predecessor();
+  change(x, count, {3, known});
 }
 __global__ void shared_kernel(unsigned* x, int count, Change by) {
   extern __shared__ unsigned held[];
@@ -60,6 +67,20 @@ class Numbers {
       unsigned& own = here_[static_cast<std::size_t>(i)];
       own = own * by.factor + by.addend;
     }
+  }
+  void change_in(StreamHandle stream, Change by) {
+    constexpr unsigned kBlocks = (kCount + kThreads - 1) / kThreads;
+    EarlyLaunch(kBlocks, kThreads, 0, 1, stream)(early_kernel, there_.as<unsigned>(), kCount, by);
+    for (unsigned& own : here_) own = own * by.factor + by.addend;
+  }
+  /// By an early kernel behind a copy of `addend`, which reads the copy before its wait.
+  void add_staged(PinnedBuffer& staged, const Buffer& there, unsigned addend) {
+    *staged.as<unsigned>() = addend;
+    copy_numbers(there.as<void>(), staged, 4, stream());
+    constexpr unsigned kBlocks = (kCount + kThreads - 1) / kThreads;
+    EarlyLaunch(kBlocks, kThreads, 0, 1, stream())(hasty_kernel, there_.as<unsigned>(), kCount,
+                                                   there.as<unsigned>());
+    for (unsigned& own : here_) own = own * 3 + addend;
   }
   void set_all(int byte) {
     fill(there_.as<void>(), byte, there_.bytes(), stream());
@@ -132,6 +153,68 @@ LODE_TEST(what_else_the_stream_is_told_keeps_its_place_among_held_kernels) {
   }
   LODE_CHECK(!holds_back(numbers.stream()));
   numbers.set_first(few, 16, 77);
+  LODE_CHECK(numbers.are_equal());
+}
+
+LODE_TEST(a_kernel_may_look_up_a_held_copy_before_its_wait) {
+  Numbers numbers;
+  LaunchGraphs graphs;
+  PinnedBuffer staged(64);
+  const Buffer there(64, "a test");
+  for (unsigned call = 0; call < 200; ++call) {
+    LaunchChain chain(graphs, numbers.stream());
+    numbers.change(0, kCount, {5, call});
+    numbers.add_staged(staged, there, call * 77);
+    chain.flush();
+    LODE_CHECK(numbers.are_equal());
+  }
+}
+
+LODE_TEST(one_graph_in_two_streams_one_behind_the_other) {
+  Numbers numbers;
+  LaunchGraphs graphs;
+  const Stream other;
+  Event done;
+  for (unsigned call = 0; call < 20; ++call) {
+    for (const StreamHandle stream : {numbers.stream(), other.get()}) {
+      done.hold_up(stream);
+      {
+        const LaunchChain chain(graphs, stream);
+        numbers.change_in(stream, {3, call});
+        numbers.change_in(stream, {7, 1});
+      }
+      done.record(stream);
+    }
+  }
+  done.hold_up(numbers.stream());
+  LODE_CHECK(numbers.are_equal());
+}
+
+LODE_TEST(a_flush_that_fails_says_so_from_then_on) {
+  Numbers numbers;
+  LaunchGraphs graphs;
+  const auto fails = [](const auto& body) {
+    try {
+      body();
+    } catch (const RunError&) {
+      return true;
+    }
+    return false;
+  };
+  {
+    LaunchChain chain(graphs, numbers.stream());
+    constexpr unsigned kTooMany = 4096;  // threads
+    Launch(1, kTooMany, 0, numbers.stream())(plain_kernel, nullptr, 0, Change{1, 0});
+    LODE_CHECK(!graphs.has_lost());
+    { const Buffer freed(64, "a test"); }  // tries, and may not throw
+    LODE_CHECK(graphs.has_lost());
+    LODE_CHECK(fails([&] { chain.flush(); }));
+  }
+  {
+    LaunchChain chain(graphs, numbers.stream());
+    LODE_CHECK(fails([&] { chain.flush(); }));
+  }
+  numbers.change(0, kCount, {3, 1});
   LODE_CHECK(numbers.are_equal());
 }
 

@@ -9,6 +9,7 @@
 #include "gpu_fake/play.h"
 #include "kernels/cuda/device/arrivals.h"
 #include "kernels/cuda/device/event.h"
+#include "kernels/cuda/device/launch_chain.h"
 #include "lodestone/error.h"
 
 namespace lode::cuda {
@@ -20,6 +21,20 @@ OnDevice::~OnDevice() = default;
 
 void check_not_captured(const CallerStream&) {}
 
+// Streams are lists already: nothing is held back.
+struct LaunchGraphs::Parts {};
+LaunchGraphs::LaunchGraphs() = default;
+LaunchGraphs::~LaunchGraphs() = default;
+LaunchChain::LaunchChain(LaunchGraphs& graphs, StreamHandle stream) : graphs_(graphs), stream_(stream) {}
+LaunchChain::~LaunchChain() = default;
+bool LaunchGraphs::has_lost() const {
+  return false;
+}
+void flush_launches() {}
+bool holds_back(StreamHandle) {
+  return false;
+}
+
 struct Workspace::Piece {
   Buffer buffer;
   std::mutex mutex;
@@ -28,6 +43,7 @@ Workspace::Workspace(std::int64_t bytes, const CallerStream&) : piece_(std::make
   piece_->buffer = Buffer(bytes, "the workspace of a stream");
   lock_ = std::unique_lock(piece_->mutex);
 }
+Workspace::~Workspace() = default;
 void* Workspace::data() const {
   return piece_->buffer.as<void>();
 }

@@ -288,6 +288,10 @@ void fill(void* at, int byte, std::int64_t bytes, StreamHandle stream) {
   enqueue(stream, [=] { std::memset(at, byte, static_cast<std::size_t>(bytes)); });
 }
 
+void copy_numbers(void* to, const PinnedBuffer& from, std::int64_t bytes, StreamHandle stream) {
+  copy(to, from.as<void>(), bytes, stream);
+}
+
 BesideNoCapture::BesideNoCapture() = default;  // nothing here fails beside a capture
 BesideNoCapture::~BesideNoCapture() = default;
 

@@ -82,6 +82,7 @@ class Questions(ServeTest):
         text = "".join(delta["text"] for delta in deltas if delta["type"] == "text_delta")
         self.assertEqual(text, whole["content"][0]["text"])
         self.assertEqual(json.loads(events[-2][1])["usage"], whole["usage"])
+        self.assertEqual(json.loads(events[0][1])["message"]["usage"], {**whole["usage"], "output_tokens": 0})
         self.assertEqual(whole["usage"]["cache_read_input_tokens"],
                          self.server.json("GET", "/v1/contexts/harbour")["tokens"])
 

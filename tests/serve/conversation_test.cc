@@ -48,7 +48,7 @@ class StillReply : public HttpReply {
 class StillVoice : public Voice {
  public:
   Json whole(const std::vector<Answer>&, const Reuse&) override { return {}; }
-  std::string opening(const std::string&) override { return {}; }
+  std::string opening(const Answer&) override { return {}; }
   std::string piece(std::size_t, std::string_view) override { return {}; }
   std::string thought(std::size_t, std::string_view) override { return {}; }
   std::string end_of(std::size_t, const Answer&, const Reuse&) override { return {}; }

@@ -206,6 +206,10 @@ class LayerSelector::Call {
  public:
   Call(LayerSelector& of, const cuda::CallerStream& stream) : of_(of), stream_(stream) {
     cuda::check_not_captured(stream);
+    if (of.graphs_->has_lost())
+      throw RunError(
+          "expected an index whose calls have all run, found one of which a call failed on the GPU; call "
+          "build() again");
     if (stream.stream != of.last_) {
       of.record_last();
       of.used_.hold_up(stream.stream);
@@ -244,6 +248,10 @@ void LayerSelector::wait(const cuda::CallerStream& stream) {
 
 void LayerSelector::build(const CallerRows& rows, const cuda::CallerStream& stream) {
   const cuda::OnDevice here(device_);
+  if (graphs_->has_lost()) {
+    wait({device_, last_});
+    graphs_ = std::make_unique<cuda::LaunchGraphs>();
+  }
   const Call call(*this, stream);
   wait(stream);
   chooser_.reset();
@@ -450,27 +458,37 @@ std::int64_t LayerSelector::most_at_once(std::int64_t position, Phase phase) con
   return most > room_.queries && !chooser_->chooses_together() ? room_.queries : most;
 }
 
-/// Brings what begin has staged; when this goes, and the piece's work is enqueued, notes until when the copy reads it.
+/// Brings what begin has staged, and notes until when the copy reads it: a copy that is held back, when this goes.
 class LayerSelector::Staged {
  public:
   Staged(LayerSelector& of, const cuda::CallerStream& stream) : of_(of), stream_(stream) {
     if (!of.chooser_->has_news()) return;
     of.is_staged_ = true;
-    of.chooser_->upload(stream.stream);
+    try {
+      of.chooser_->upload(stream.stream);
+    } catch (...) {
+      record();
+      throw;
+    }
+    is_late_ = cuda::holds_back(stream.stream);
+    if (!is_late_) of.staged_.record(stream.stream);
   }
   ~Staged() {
-    if (!of_.is_staged_) return;
-    try {
-      of_.staged_.record(stream_.stream);
-    } catch (const std::exception&) {  // the GPU failed, and says so again
-    }
+    if (is_late_) record();
   }
   Staged(const Staged&) = delete;
   Staged& operator=(const Staged&) = delete;
 
  private:
+  void record() noexcept {
+    try {
+      of_.staged_.record(stream_.stream);
+    } catch (const std::exception&) {  // the GPU failed, and says so again
+    }
+  }
   LayerSelector& of_;
   const cuda::CallerStream& stream_;
+  bool is_late_ = false;  ///< whether the copy is held back
 };
 
 /// Until the pinned memory that begin writes has been read.
@@ -552,7 +570,7 @@ void LayerSelector::attend_piece(const Piece& piece, const cuda::CallerStream& s
     const cuda::RowLists lists = chooser_->select(0, queries, piece.q_unrotated, stream.stream);
     attend_rows_decode(queries, lists, room_.tokens, workspace.data(), stream.stream);
   }
-  cuda::flush_launches();  // while the workspace is this call's
+  cuda::flush_launches();
 }
 
 void LayerSelector::select(const CallerQueries& queries, const CallerRows& rows,

@@ -399,6 +399,7 @@ void EngineBackend::begin(const JobPtr& job, const Library::Opened& opened) {
   known.why = chosen.why;
   known.cached_tokens = request.document != nullptr ? request.document->tokens() : 0;
   known.prompt_tokens = known.cached_tokens + std::ssize(request.prompt);
+  if (job->listener.on_prompt) job->listener.on_prompt(known);
   request.options.on_text = [raw = job.get()](std::string_view piece) {  // the job outlives its request
     const std::string ready = raw->trimmer.push(piece);
     raw->text += ready;

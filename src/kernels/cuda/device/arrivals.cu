@@ -58,6 +58,7 @@ __global__ void arrive_kernel(TakenRows rows, TurnedQueries queries, std::int64_
       queries.places[token] = {0, static_cast<std::int32_t>(queries.begin + token)};
     }
   }
+  __threadfence();  // for kernels that look places up before their wait (hopper.cuh)
 }
 
 template <class Word>

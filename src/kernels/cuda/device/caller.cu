@@ -168,6 +168,10 @@ Workspace::Workspace(std::int64_t bytes, const CallerStream& stream) {
   fill(piece_->buffer.as<void>(), 0, bytes, stream.stream);
 }
 
+Workspace::~Workspace() {
+  flush_launches_quietly();  // while no other thread has it
+}
+
 void* Workspace::data() const {
   return piece_->buffer.as<void>();
 }
@@ -208,6 +212,7 @@ void upload(void* to, const void* from, std::int64_t bytes, const CallerStream& 
 void copy_and_wait(void* to, const void* from, std::int64_t bytes, const CallerStream& stream) {
   const OnDevice here(stream.device);
   copy(to, from, bytes, stream.stream);
+  flush_launches();
   LODE_CUDA(cudaStreamSynchronize(stream.stream));
 }
 

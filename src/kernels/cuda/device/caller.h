@@ -63,6 +63,9 @@ std::uint64_t number_of(StreamHandle stream);
 class Workspace {
  public:
   Workspace(std::int64_t bytes, const CallerStream& stream);
+  ~Workspace();
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
   void* data() const;
 
  private:

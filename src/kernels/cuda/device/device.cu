@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <exception>
 #include <mutex>
 #include <shared_mutex>
 #include <vector>
@@ -30,6 +29,7 @@ __global__ void probe_kernel() {}
 constexpr int kCopyThreads = 256;
 __global__ void copy_kernel(std::uint32_t* to, const std::uint32_t* from, int count) {
   for (int i = static_cast<int>(threadIdx.x); i < count; i += kCopyThreads) to[i] = from[i];
+  __threadfence();  // for kernels that look it up before their wait (hopper.cuh)
 }
 
 /// Held whole by the thread that captures, shared by BesideNoCapture.
@@ -162,6 +162,7 @@ Stream::Stream() {
   LODE_CUDA(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
 }
 Stream::~Stream() {
+  flush_launches_quietly();
   const BesideNoCapture turn;
   cudaStreamSynchronize(stream_);
   leave_room(stream_);
@@ -172,27 +173,15 @@ void Stream::synchronize() const {
   LODE_CUDA(cudaStreamSynchronize(stream_));
 }
 
-namespace {
-
-/// What is held back reads the memory. Where it cannot be enqueued, who enqueues next is told why.
-void flush_before_free() noexcept {
-  try {
-    flush_launches();
-  } catch (const std::exception&) {
-  }
-}
-
-}  // namespace
-
 void free_device(void* data) noexcept {
   if (data == nullptr) return;
-  flush_before_free();
+  flush_launches_quietly();  // what is held back may use it
   const BesideNoCapture turn;
   cudaFree(data);
 }
 void free_pinned(void* data) noexcept {
   if (data == nullptr) return;
-  flush_before_free();
+  flush_launches_quietly();  // what is held back may use it
   const BesideNoCapture turn;
   cudaFreeHost(data);
 }

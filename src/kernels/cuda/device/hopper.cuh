@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What sm_90 brings: clusters of blocks, and kernels that start while the one in front still runs. Some of
 // those release the kernel behind them before their own wait, so several may be under way: before its wait a
-// kernel may look up only what was written by a copy or by a kernel that was launched plainly and releases nothing
-// early, with no other writer since; and, past the first-level cache, what was written before the kernel in front, if all blocks of that
+// kernel may look up only what was written by a copy or by a kernel that was launched plainly, releases nothing
+// early and ends with a fence, with no other writer since; and, past the first-level cache, what was written before the kernel in front, if all blocks of that
 // one release behind their wait. The rest it reads after the wait.
 #pragma once
 

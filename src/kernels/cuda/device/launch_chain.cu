@@ -92,13 +92,11 @@ struct HeldLaunch {
 /// Launches one behind the other, as a graph.
 class LaunchSequence {
  public:
-  /// Null where memory does not suffice.
+  /// Null where the driver makes none, for want of memory, say: kernels are launched one by one then.
   static std::unique_ptr<LaunchSequence> made(std::span<const HeldLaunch> launches) {
     const BesideNoCapture turn;  // a graph that is instantiated allocates and loads
     std::unique_ptr<LaunchSequence> sequence(new LaunchSequence(launches));
-    const cudaError_t status = sequence->instantiate();
-    if (status == cudaSuccess) return sequence;
-    if (status != cudaErrorMemoryAllocation) check(status, "cudaGraphInstantiate");
+    if (sequence->instantiate() == cudaSuccess) return sequence;
     cudaGetLastError();
     return nullptr;
   }
@@ -112,18 +110,19 @@ class LaunchSequence {
   LaunchSequence& operator=(const LaunchSequence&) = delete;
 
   bool has(std::span<const HeldLaunch> launches) const {
-    return std::ranges::equal(launches, launches_, &HeldLaunch::is_alike);
+    return !broken_ && std::ranges::equal(launches, launches_, &HeldLaunch::is_alike);
   }
-  void launch(std::span<HeldLaunch> launches, StreamHandle stream) {
-    for (std::size_t i = 0; i < launches.size(); ++i) {
+  /// False, and nothing is enqueued, where the driver refuses; then for ever.
+  bool launch(std::span<HeldLaunch> launches, StreamHandle stream) {
+    for (std::size_t i = 0; i < launches.size() && !broken_; ++i) {
       if (launches[i].is_equal(launches_[i])) continue;
-      std::swap(launches[i], launches_[i]);
+      launches_[i] = launches[i];
       const cudaKernelNodeParams parameters = launches_[i].parameters();
-      const cudaError_t status = cudaGraphExecKernelNodeSetParams(exec_, nodes_[i], &parameters);
-      if (status != cudaSuccess) launches_[i].kernel = nullptr;  // alike to none from now on
-      check(status, "cudaGraphExecKernelNodeSetParams");
+      broken_ = cudaGraphExecKernelNodeSetParams(exec_, nodes_[i], &parameters) != cudaSuccess;
     }
-    LODE_CUDA(cudaGraphLaunch(exec_, stream));
+    broken_ = broken_ || cudaGraphLaunch(exec_, stream) != cudaSuccess;
+    if (broken_) cudaGetLastError();
+    return !broken_;
   }
 
  private:
@@ -166,6 +165,7 @@ class LaunchSequence {
   std::vector<cudaGraphNode_t> nodes_;
   cudaGraph_t graph_ = nullptr;  ///< whose nodes go by the same names in exec_
   cudaGraphExec_t exec_ = nullptr;
+  bool broken_ = false;
 };
 
 }  // namespace
@@ -174,13 +174,14 @@ struct LaunchGraphs::Parts {
   std::vector<HeldLaunch> launches;  ///< the first `held` are held back
   std::size_t held = 0;
   std::vector<std::unique_ptr<LaunchSequence>> sequences;
+  std::exception_ptr failure;  ///< of the first flush that failed
 
   void hold_back(const LaunchShape& shape, const void* kernel, std::span<const KernelArgument> arguments) {
     if (held == launches.size()) launches.emplace_back();
     launches[held].assign(shape, kernel, arguments);
     ++held;
   }
-  /// The graph of the launches; null where calls differ too much for each to have one, or memory does not suffice.
+  /// The graph of the launches; null where calls differ too much for each to have one, or there is none.
   LaunchSequence* sequence_of(std::span<HeldLaunch> all) {
     constexpr std::size_t kMost = 8;
     const auto at = std::ranges::find_if(sequences, [&](const auto& s) { return s->has(all); });
@@ -189,8 +190,17 @@ struct LaunchGraphs::Parts {
     auto made = LaunchSequence::made(all);
     return made == nullptr ? nullptr : sequences.emplace_back(std::move(made)).get();
   }
+  void enqueue(std::span<HeldLaunch> all, StreamHandle stream) {
+    LaunchSequence* const sequence = sequence_of(all);
+    if (sequence != nullptr && sequence->launch(all, stream)) return;
+    for (HeldLaunch& one : all)
+      LODE_CUDA(cudaLaunchKernelExC(LaunchConfig(one.shape, stream).get(), one.kernel, one.addresses()));
+  }
 };
 
+bool LaunchGraphs::has_lost() const {
+  return parts_->failure != nullptr;
+}
 LaunchGraphs::LaunchGraphs() : parts_(std::make_unique<Parts>()) {}
 LaunchGraphs::~LaunchGraphs() = default;
 
@@ -200,22 +210,21 @@ LaunchChain::LaunchChain(LaunchGraphs& graphs, StreamHandle stream) : graphs_(gr
 }
 
 LaunchChain::~LaunchChain() {
-  try {
-    flush();
-  } catch (const std::exception&) {
-    parts().held = 0;
-  }
+  flush_launches_quietly();
   chain_here = nullptr;
 }
 
 void LaunchChain::flush() {
   LaunchGraphs::Parts& parts = graphs_.parts();
   const std::span all(parts.launches.data(), std::exchange(parts.held, 0));
+  if (parts.failure != nullptr) std::rethrow_exception(parts.failure);
   if (all.empty()) return;
-  if (LaunchSequence* const sequence = parts.sequence_of(all); sequence != nullptr)
-    return sequence->launch(all, stream_);
-  for (HeldLaunch& one : all)
-    LODE_CUDA(cudaLaunchKernelExC(LaunchConfig(one.shape, stream_).get(), one.kernel, one.addresses()));
+  try {
+    parts.enqueue(all, stream_);
+  } catch (...) {
+    parts.failure = std::current_exception();
+    throw;
+  }
 }
 
 bool holds_back(StreamHandle stream) {
@@ -223,6 +232,12 @@ bool holds_back(StreamHandle stream) {
 }
 void flush_launches() {
   if (chain_here != nullptr) chain_here->flush();
+}
+void flush_launches_quietly() noexcept {
+  try {
+    flush_launches();
+  } catch (const std::exception&) {  // the chain keeps it
+  }
 }
 
 void launch(const LaunchShape& shape, const void* kernel, std::span<const KernelArgument> arguments,

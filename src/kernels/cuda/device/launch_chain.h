@@ -18,6 +18,9 @@ class LaunchGraphs {
   LaunchGraphs(const LaunchGraphs&) = delete;
   LaunchGraphs& operator=(const LaunchGraphs&) = delete;
 
+  /// Whether kernels that were held back could not be enqueued: what they were to change is as it was.
+  bool has_lost() const;
+
   struct Parts;  // launch_chain.cu has it
   Parts& parts() { return *parts_; }
 
@@ -32,10 +35,11 @@ class LaunchGraphs {
 class LaunchChain {
  public:
   LaunchChain(LaunchGraphs& graphs, StreamHandle stream);
-  ~LaunchChain();  ///< flushes, and keeps silent about what fails
+  ~LaunchChain();  ///< flushes; has_lost says whether that failed
   LaunchChain(const LaunchChain&) = delete;
   LaunchChain& operator=(const LaunchChain&) = delete;
 
+  /// RunError where it fails, and from then on.
   void flush();
   StreamHandle stream() const { return stream_; }
   LaunchGraphs::Parts& parts() { return graphs_.parts(); }
@@ -49,5 +53,7 @@ class LaunchChain {
 bool holds_back(StreamHandle stream);
 /// Enqueues what a chain of this thread holds back.
 void flush_launches();
+/// The same where nothing may be thrown: the chain's next flush says what failed.
+void flush_launches_quietly() noexcept;
 
 }  // namespace lode::cuda

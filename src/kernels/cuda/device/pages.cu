@@ -103,6 +103,7 @@ void map_again(char* at, std::int64_t bytes, unsigned long long handle) {
 }
 
 void unmap_again(char* at, std::int64_t bytes) noexcept {
+  flush_launches_quietly();
   cu().unmap(reinterpret_cast<CUdeviceptr>(at), static_cast<std::size_t>(bytes));
 }
 
