@@ -242,8 +242,8 @@ Entry read_entry(Reader& reader, const std::string& what) {
   const auto number = reader.number<std::uint32_t>(what);
   const auto type = find_gguf_type(number);
   if (!type)
-    throw InputError(fmt::format("{}: expected one of the types {}, found {}", what, known_types(),
-                                 gguf_type_name(number)));
+    throw UnreadableError(fmt::format("{}: expected one of the types {}, found {}", what, known_types(),
+                                      gguf_type_name(number)));
   entry.tensor.type = *type;
   entry.offset = reader.number<std::uint64_t>(what);
   entry.bytes = data_bytes(entry.tensor, what);

@@ -29,6 +29,18 @@ class GgufFile(ProgramTest):
         self.assertEqual((found["family"], found["tensor_types"], found["chat_template"]), ("Llama", {"F32": 20}, None))
         self.assertIn("no checksum of its weights", self.assert_done(run("verify", path)).out)
 
+    def test_types_that_are_not_read_may_be_sound(self):
+        path = gguf_file.write(self.folder / "types.gguf")
+        data = bytearray(path.read_bytes())
+        name = b"token_embd.weight"
+        at = data.index(struct.pack("<Q", len(name)) + name) + 8 + len(name)
+        dimensions, = struct.unpack_from("<I", data, at)
+        for number, called in ((16, "IQ2_XXS (type 16)"), (99, "type 99")):
+            struct.pack_into("<I", data, at + 4 + 8 * dimensions, number)
+            path.write_bytes(data)
+            self.assert_refused(run("verify", path), called)
+            self.assertIsNone(run("verify", path, "--json").json()["intact"])
+
     def test_a_file_is_never_written_over(self):
         path = gguf_file.write(self.folder / "kept.gguf")
         before = path.read_bytes()
