@@ -341,8 +341,9 @@ void CudaContext::fill_random(std::int64_t tokens, std::uint64_t seed) {
   constexpr float kWidth = 1.7320508f;  // of a uniform number with variance 1
   for (int layer = 0; layer < config_.layers; ++layer) {
     if (!range_.has_rows(layer)) continue;
-    cuda::fill_uniform(range_.base() + layer * range_.layout().layer_stride, options_.kv_type,
-                       range_.layout(layer).layer_bytes(rows) / bytes_of(options_.kv_type), 0.0f, kWidth,
+    const DType type = range_.layout(layer).type;
+    cuda::fill_uniform(range_.base() + layer * range_.layout().layer_stride, type,
+                       range_.layout(layer).layer_bytes(rows) / bytes_of(type), 0.0f, kWidth,
                        seed + static_cast<std::uint64_t>(layer), stream_.get());
   }
   states_.clear(tokens, stream_.get());

@@ -109,7 +109,7 @@ class Exchange : public std::enable_shared_from_this<Exchange> {
     head.content_type = "text/event-stream; charset=utf-8";
     head.headers = {{"Cache-Control", "no-store"}};
     call_.reply->begin(std::move(head));
-    known_.model = model_;
+    if (known_.model.empty()) known_.model = model_;
     call_.reply->write(voice_->opening(known_));
   }
 

@@ -248,8 +248,12 @@ void LayerSelector::wait(const cuda::CallerStream& stream) {
 
 void LayerSelector::build(const CallerRows& rows, const cuda::CallerStream& stream) {
   const cuda::OnDevice here(device_);
-  if (graphs_->has_lost()) {
-    wait({device_, last_});
+  if (graphs_->has_lost()) {  // nothing counts of what the lost kernels were to write
+    cuda::check_not_captured(stream);
+    record_last();
+    used_.wait();
+    chooser_.reset();
+    taken_ = built_ = 0;
     graphs_ = std::make_unique<cuda::LaunchGraphs>();
   }
   const Call call(*this, stream);
@@ -339,10 +343,11 @@ cuda::TakenRows LayerSelector::take(const CallerRows& rows, std::int64_t begin, 
     wait(stream);
     chooser_.reset();
     range_.reset();
-    range_ = std::make_unique<cuda::KvRange>(layout, 1, kMostTokens);
-    layout_ = layout;  // of stride 0
-    const char* const base = range_->base();
+    auto range = std::make_unique<cuda::KvRange>(layout, 1, kMostTokens);
+    const char* const base = range->base();
     cuda::upload(bases_.as<void>(), &base, sizeof base, stream);
+    range_ = std::move(range);
+    layout_ = layout;  // of stride 0
   }
   range_->back(end);
   return {.from = rows.kv,

@@ -84,7 +84,7 @@ StreamMemory::~StreamMemory() {
   if (data_ == nullptr) return;
   try {
     const OnDevice here(stream_.device);
-    flush_launches();
+    flush_launches_quietly();
     cudaFreeAsync(data_, stream_.stream);
     cudaGetLastError();
   } catch (const RunError&) {  // in a fork, or where the process ends: the driver has let it go

@@ -174,6 +174,7 @@ struct LaunchGraphs::Parts {
   std::vector<HeldLaunch> launches;  ///< the first `held` are held back
   std::size_t held = 0;
   std::vector<std::unique_ptr<LaunchSequence>> sequences;
+  std::size_t refused = 0;     ///< that the driver has not made
   std::exception_ptr failure;  ///< of the first flush that failed
 
   void hold_back(const LaunchShape& shape, const void* kernel, std::span<const KernelArgument> arguments) {
@@ -186,9 +187,11 @@ struct LaunchGraphs::Parts {
     constexpr std::size_t kMost = 8;
     const auto at = std::ranges::find_if(sequences, [&](const auto& s) { return s->has(all); });
     if (at != sequences.end()) return at->get();
-    if (sequences.size() == kMost) return nullptr;
+    if (sequences.size() + refused >= kMost) return nullptr;
     auto made = LaunchSequence::made(all);
-    return made == nullptr ? nullptr : sequences.emplace_back(std::move(made)).get();
+    if (made != nullptr) return sequences.emplace_back(std::move(made)).get();
+    ++refused;
+    return nullptr;
   }
   void enqueue(std::span<HeldLaunch> all, StreamHandle stream) {
     LaunchSequence* const sequence = sequence_of(all);

@@ -39,7 +39,7 @@ class LaunchChain {
   LaunchChain(const LaunchChain&) = delete;
   LaunchChain& operator=(const LaunchChain&) = delete;
 
-  /// RunError where it fails, and from then on.
+  /// Throws where it fails, and from then on.
   void flush();
   StreamHandle stream() const { return stream_; }
   LaunchGraphs::Parts& parts() { return graphs_.parts(); }
