@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/device.h"
+#include "kernels/cuda/device/launch.cuh"
 
 namespace lode::cuda::bench {
 
