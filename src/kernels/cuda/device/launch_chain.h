@@ -30,8 +30,7 @@ class LaunchGraphs {
 
 /// While one lives, the kernels that its thread launches in the stream are held back, until flush. All else that the
 /// library tells a stream, waits for or frees in this thread flushes first; memory that another thread may free must be
-/// there until flush. The stream is not captured. A
-/// thread has one at a time.
+/// there until flush. The stream is not captured, and a thread has one chain at a time.
 class LaunchChain {
  public:
   LaunchChain(LaunchGraphs& graphs, StreamHandle stream);
