@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "gpu_fake/play.h"
@@ -22,15 +23,32 @@ OnDevice::~OnDevice() = default;
 void check_not_captured(const CallerStream&) {}
 
 // Streams are lists already: nothing is held back.
-struct LaunchGraphs::Parts {};
-LaunchGraphs::LaunchGraphs() = default;
-LaunchGraphs::~LaunchGraphs() = default;
-LaunchChain::LaunchChain(LaunchGraphs& graphs, StreamHandle stream) : graphs_(graphs), stream_(stream) {}
-LaunchChain::~LaunchChain() = default;
-bool LaunchGraphs::has_lost() const {
-  return false;
+struct LaunchGraphs::Parts {
+  bool lost = false;
+};
+namespace {
+thread_local LaunchChain* chain_here = nullptr;
+bool flush_fails = false;
+}  // namespace
+void fail_next_flush() {
+  flush_fails = true;
 }
-void flush_launches() {}
+LaunchGraphs::LaunchGraphs() : parts_(std::make_unique<Parts>()) {}
+LaunchGraphs::~LaunchGraphs() = default;
+bool LaunchGraphs::has_lost() const {
+  return parts_->lost;
+}
+LaunchChain::LaunchChain(LaunchGraphs& graphs, StreamHandle stream) : graphs_(graphs), stream_(stream) {
+  chain_here = this;
+}
+LaunchChain::~LaunchChain() {
+  chain_here = nullptr;
+}
+void flush_launches() {
+  if (chain_here == nullptr || !std::exchange(flush_fails, false)) return;
+  chain_here->parts().lost = true;
+  throw RunError("the GPU failed: it is played");
+}
 bool holds_back(StreamHandle) {
   return false;
 }

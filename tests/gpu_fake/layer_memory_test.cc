@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A layer of another engine's where the GPU's memory ends in the middle of a call.
+// A layer of another engine's where the GPU's memory ends in the middle of a call, or a call's kernels are lost.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,6 +11,7 @@
 #include "gpu/select/layer_selector.h"
 #include "lodestone/attend.h"
 #include "lodestone/engine.h"
+#include "lodestone/error.h"
 #include "play.h"
 
 namespace lode {
@@ -53,9 +54,9 @@ struct Layer {
     return {.kv = {k, k + kNumbers * 4, kRow, kRow, kRow * kHeads, kRow * kHeads, tokens},
             .type = DType::f32};
   }
-  std::vector<float> answer() {
-    gpu.attend({q.as<float>(), kBuilt, kTokens}, rows(kRows), out.as<float>(), nullptr, caller);
-    std::vector<float> found(static_cast<std::size_t>(kTokens * kHeads * kDim));
+  std::vector<float> answer(std::int64_t tokens = kTokens) {
+    gpu.attend({q.as<float>(), kBuilt, tokens}, rows(kBuilt + tokens), out.as<float>(), nullptr, caller);
+    std::vector<float> found(static_cast<std::size_t>(tokens * kHeads * kDim));
     cuda::copy_and_wait(found.data(), out.as<void>(), std::ssize(found) * 4, caller);
     return found;
   }
@@ -85,6 +86,26 @@ TEST(LayerMemory, CallsThatFailedForWantOfItAreMadeAgain) {
   EXPECT_GT(until_it_fits([&] { EXPECT_EQ(layer.answer(), expected); }), 0);
   EXPECT_EQ(layer.answer(), expected);
   cuda::play_memory(cuda::kPlayedMemory);
+}
+
+TEST(LayerMemory, ACallWhoseKernelsWereLostEndsTheIndex) {
+  Layer whole;
+  whole.gpu.build(whole.rows(kBuilt), whole.caller);
+  const std::vector<float> expected = whole.answer(1);
+  Layer layer;
+  layer.gpu.build(layer.rows(kBuilt), layer.caller);
+  cuda::fail_next_flush();
+  EXPECT_THROW(layer.answer(1), RunError);
+  for (const std::int64_t tokens : {std::int64_t{1}, kTokens}) {
+    try {
+      layer.answer(tokens);
+      ADD_FAILURE() << "rows of the lost call count";
+    } catch (const RunError& error) {
+      EXPECT_NE(std::string_view(error.what()).find("call build() again"), std::string_view::npos);
+    }
+  }
+  layer.gpu.build(layer.rows(kBuilt), layer.caller);
+  EXPECT_EQ(layer.answer(1), expected);
 }
 
 }  // namespace

@@ -16,6 +16,8 @@ void enqueue(StreamHandle stream, std::function<void()> work);
 /// So many bytes of "device" memory; more is refused as a GPU refuses it. Says how many are in use.
 std::int64_t play_memory(std::int64_t bytes);
 inline constexpr std::int64_t kPlayedMemory = std::int64_t{1} << 34;  ///< unless play_memory says otherwise
+/// The next flush of what a chain holds back (launch_chain.h) fails.
+void fail_next_flush();
 /// Index building of contexts that are made from now on holds so many bytes; of the last of them, how many are left to
 /// it.
 void play_held_clusters(std::int64_t bytes);
