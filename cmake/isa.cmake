@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # A block of weights stands for the same bits on every machine (src/kernels/dequantise.cc): no fused operations of the compiler's choice.
 set_source_files_properties(src/kernels/dequantise.cc PROPERTIES COMPILE_OPTIONS -ffp-contract=off SKIP_PRECOMPILE_HEADERS ON)
-# Loops over comparisons become vectors only where a comparison may be made in vain: a row in 1.9 us where it took 8.4. The same bits everywhere.
+# GCC vectorises its loops of comparisons only with -fno-trapping-math, which changes no result: a row takes 1.9 us in place of 8.4.
 set_source_files_properties(src/kernels/q4_rows.cc PROPERTIES COMPILE_OPTIONS "-fno-trapping-math;-ffp-contract=off" SKIP_PRECOMPILE_HEADERS ON)
 # One translation unit per instruction set, each with its own flags; everything else is built for the baseline, so that the
 # program starts on any x86-64 and chooses at run time. Never -march=native.

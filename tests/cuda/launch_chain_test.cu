@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels that are held back against the same numbers on the host: each kernel changes what the one before it left, so an
 // order, an argument or a width that is not the caller's shows.
-#include <array>
 #include <random>
 #include <stdexcept>
 

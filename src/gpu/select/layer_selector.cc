@@ -208,7 +208,7 @@ class LayerSelector::Call {
     cuda::check_not_captured(stream);
     if (of.graphs_->has_lost())
       throw RunError(
-          "expected an index whose calls have all run, found one of which a call failed on the GPU; call "
+          "expected a complete index, found one that a failed call on the GPU has left incomplete; call "
           "build() again");
     if (stream.stream != of.last_) {
       of.record_last();
@@ -248,7 +248,7 @@ void LayerSelector::wait(const cuda::CallerStream& stream) {
 
 void LayerSelector::build(const CallerRows& rows, const cuda::CallerStream& stream) {
   const cuda::OnDevice here(device_);
-  if (graphs_->has_lost()) {  // nothing counts of what the lost kernels were to write
+  if (graphs_->has_lost()) {  // rows and index lack what the lost kernels were to write
     cuda::check_not_captured(stream);
     record_last();
     used_.wait();
@@ -463,7 +463,8 @@ std::int64_t LayerSelector::most_at_once(std::int64_t position, Phase phase) con
   return most > room_.queries && !chooser_->chooses_together() ? room_.queries : most;
 }
 
-/// Brings what begin has staged, and notes until when the copy reads it: a copy that is held back, when this goes.
+/// Copies what begin has staged to the GPU and records an event behind the copy: at once, or, where the copy is held back,
+/// when this goes out of scope.
 class LayerSelector::Staged {
  public:
   Staged(LayerSelector& of, const cuda::CallerStream& stream) : of_(of), stream_(stream) {
