@@ -9,7 +9,6 @@
 #include "kernels/cuda/attend/attend_strided.h"
 #include "kernels/cuda/attend/prefill.h"
 #include "kernels/cuda/attend/split_plan.h"
-#include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/launch.cuh"
 
 namespace lode::cuda {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/attend/attend_window.h"
-#include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/launch.cuh"
 
 namespace lode::cuda {

@@ -3,7 +3,6 @@
 // has kKeys keys, so that what it reads of the weights in shared memory serves all of them. Bound by what the
 // scores take: four bytes a key and head, where a label has eight for all heads.
 #include "kernels/cuda/baselines/label_keys.h"
-#include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/eight_numbers.cuh"
 #include "kernels/cuda/device/hopper.cuh"
 #include "kernels/cuda/select/exponential_sum.cuh"

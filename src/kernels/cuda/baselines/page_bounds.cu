@@ -7,7 +7,6 @@
 #include <algorithm>
 
 #include "kernels/cuda/baselines/page_bounds.h"
-#include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/eight_numbers.cuh"
 #include "kernels/cuda/device/hopper.cuh"
 #include "kernels/cuda/device/sm_count.h"

@@ -8,7 +8,6 @@
 #include <algorithm>
 
 #include "kernels/cuda/baselines/pq_encode.h"
-#include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/element.cuh"
 #include "kernels/cuda/device/hopper.cuh"
 #include "kernels/cuda/select/exponential_sum.cuh"

@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "kernels/cuda/device/arrivals.h"
-#include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/launch.cuh"
 
 namespace lode::cuda {

@@ -5,7 +5,6 @@
 // Work map: a block has 8 warps' rows, 16 or 32 each, whose halves stay in registers; tiles of 64 columns come
 // through shared memory, two ahead, and every warp multiplies all of them. blockIdx.y is the head, blockIdx.z a
 // share of the tiles.
-#include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/kernel_settings.h"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/matrix.cuh"

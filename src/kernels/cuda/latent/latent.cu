@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
-#include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/experts/grouped_product.h"
 #include "kernels/cuda/latent/latent.h"

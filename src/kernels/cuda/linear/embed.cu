@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The two ends of a forward pass: rows of the embedding, and the most likely token.
-#include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/element.cuh"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/linear/linear.h"

@@ -2,7 +2,6 @@
 // Matrix-vector products in float32 for any weight type: a warp makes one pair of rows at a time, its lanes
 // share the columns, and each weight is read once for all input rows. The sum of an output depends on its row
 // and its input row alone, so batches of any size give the same bits.
-#include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/linear/linear_kernels.h"
 

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <string>
 
-#include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/hopper.cuh"
 #include "kernels/cuda/linear/linear_cublaslt.h"
 #include "kernels/cuda/linear/linear_kernels.h"

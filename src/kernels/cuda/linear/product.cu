@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiles of 64 x 64 outputs by 16 of k, four by four outputs a thread: for machines without cuBLASLt, and what
 // its products are tested against.
-#include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/linear/linear_cublaslt.h"
 #include "kernels/cuda/linear/product.h"

@@ -2,10 +2,10 @@
 // Blocks of a GGUF file to tiles, and tiles to numbers.
 #include <algorithm>
 
-#include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/element.cuh"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/linear/tile_codec.cuh"
+#include "lodestone/error.h"
 
 namespace lode::cuda {
 

@@ -3,7 +3,6 @@
 // bucket sums the segments, then the warps place their keys in order.
 #include <cstdint>
 
-#include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/element.cuh"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/saap/buckets.h"

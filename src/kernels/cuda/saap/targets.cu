@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/saap/targets.h"
 

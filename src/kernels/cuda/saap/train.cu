@@ -3,7 +3,6 @@
 // divergence is one block a row; the rest is one thread a number.
 #include <cuda_fp16.h>
 
-#include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/saap/train.h"
 

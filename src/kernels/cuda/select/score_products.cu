@@ -7,7 +7,6 @@
 // Work map of products_kernel: grid (pieces of kKeysOfSum keys, KV heads x chunks of their heads, query
 // tokens); a warp has one block of the store a piece, lane 4 r + c of it rows r and r + 8 of each tile, and
 // of these the numbers 8 (4 j + c) to 8 (4 j + c) + 7 for all j.
-#include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/hopper.cuh"
 #include "kernels/cuda/device/matrix.cuh"
 #include "kernels/cuda/select/exponential_sum.cuh"

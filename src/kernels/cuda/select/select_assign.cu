@@ -2,7 +2,6 @@
 // Nearest centroids: a float32 matrix product whose outputs never leave the block. Tiles of 128 points by 128
 // centroids, eight by eight a thread, with the next eight columns on their way while these are multiplied; every
 // product is one chain of fused multiply-adds in the order of the columns, so its bits do not depend on the tile.
-#include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/select/select.h"
 

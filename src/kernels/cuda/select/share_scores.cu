@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cfloat>
 
-#include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/hopper.cuh"
 #include "kernels/cuda/device/sm_count.h"
 #include "kernels/cuda/select/exponential_sum.cuh"

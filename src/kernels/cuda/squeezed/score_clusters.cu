@@ -3,7 +3,6 @@
 
 #include <cmath>
 
-#include "kernels/cuda/device/check.cuh"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/scan.cuh"
 #include "kernels/cuda/squeezed/score_clusters.h"
