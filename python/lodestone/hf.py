@@ -103,13 +103,15 @@ class LodestoneLayer(DynamicLayer):
             self._k[:, :, old:tokens] = key_states
             self._v[:, :, old:tokens] = value_states
             keys, values = self.keys, self.values = self._k[:, :, :tokens], self._v[:, :, :tokens]
+        mark = weakref.ref(self)  # no cycle: a dropped document gives its memory back at once
         for rows in (keys, values):
-            setattr(rows, _MARK, weakref.ref(self))  # no cycle: a dropped document gives its memory back at once
+            setattr(rows, _MARK, mark)
         return keys, values
 
     def _alike(self, rows: torch.Tensor) -> torch.Tensor:
         """In the type of the document's rows, which autocast may have made another; the numbers of a row side by side."""
-        rows = rows.to(self.keys.dtype)
+        if rows.dtype != self.keys.dtype:
+            rows = rows.to(self.keys.dtype)
         return rows if rows.stride(-1) == 1 else rows.contiguous()
 
     def get_seq_length(self) -> int:
@@ -242,8 +244,9 @@ def _attention(
     elif query.device.type == "cpu":
         output = torch.from_numpy(selector.attend(_queries(query, scaling, layer), begin, key[0], value[0]))
     else:
-        output = torch.empty(query.shape[2], query.shape[1], query.shape[3], dtype=torch.float32, device=query.device)
-        selector.attend(_queries(query, scaling, layer), begin, key[0], value[0], first=first, stream=_stream(query), out=output)
+        rows = _queries(query, scaling, layer, query.dtype if query.dtype in (torch.float16, torch.bfloat16) else torch.float32)
+        output = torch.empty_like(rows)
+        selector.attend(rows, begin, key[0], value[0], first=first, stream=_stream(query), out=output)
     return output.to(query.dtype)[None], None
 
 
@@ -306,20 +309,22 @@ def _is_causal(mask: torch.Tensor | None) -> bool:
     return causal
 
 
-def _rows(x: torch.Tensor) -> torch.Tensor:
-    """[1, H, T, d] -> float32 [T, H, d], contiguous."""
+def _rows(x: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """[1, H, T, d] -> [T, H, d] of this type, contiguous."""
     rows = x[0].transpose(0, 1)
-    if rows.dtype != torch.float32:
-        rows = rows.to(torch.float32, memory_format=torch.contiguous_format)
+    if rows.dtype != dtype:
+        rows = rows.to(dtype, memory_format=torch.contiguous_format)
     rows = rows.contiguous()  # of other strides `to` makes a copy where it converts alone
     return rows.detach() if rows.requires_grad else rows
 
 
-def _queries(query: torch.Tensor, scaling: float | None, layer: LodestoneLayer) -> torch.Tensor:
-    """As _rows, so that the selector's scale makes the scores that `scaling` would: OPT scales queries itself, and asks for 1."""
+def _queries(query: torch.Tensor, scaling: float | None, layer: LodestoneLayer, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """As _rows, so that the selector's scale makes the scores that `scaling` would: OPT scales queries itself, and asks for 1.
+
+    What is scaled here is float32, whatever `dtype` says.
+    """
     wanted = query.shape[3] ** -0.5 if scaling is None else scaling
-    rows = _rows(query)
-    return rows if wanted == layer.scale else rows * (wanted / layer.scale)
+    return _rows(query, dtype) if wanted == layer.scale else _rows(query) * (wanted / layer.scale)
 
 
 def _copy(value: Any) -> Any:

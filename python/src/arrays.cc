@@ -24,7 +24,27 @@ void check_rows(const Array& array, Name name) {
                               .c_str());
 }
 
-/// As NumPy writes it: "float64".
+void check_order(const Array& array, std::size_t dims, Name name) {
+  if (array.ndim() != dims)
+    throw nb::value_error(
+        (std::string(name) + ": expected " + std::to_string(dims) + " dimensions, found " + shape_text(array))
+            .c_str());
+  if (!in_c_order(array))
+    throw nb::value_error((std::string(name) + ": expected a contiguous array").c_str());
+}
+
+/// An array of T in C order.
+template <class T>
+std::span<const T> numbers(const Array& array, std::size_t dims, Name name, const char* type) {
+  if (array.dtype() != nb::dtype<T>())
+    throw nb::type_error(
+        (std::string(name) + ": expected " + type + ", found " + type_name(array.dtype())).c_str());
+  check_order(array, dims, name);
+  return {static_cast<const T*>(array.data()), array.size()};
+}
+
+}  // namespace
+
 std::string type_name(nb::dlpack::dtype type) {
   using Code = nb::dlpack::dtype_code;
   const std::pair<Code, const char*> names[] = {{Code::Int, "int"},         {Code::UInt, "uint"},
@@ -36,23 +56,6 @@ std::string type_name(nb::dlpack::dtype type) {
   return "another type of number";
 }
 
-/// An array of T in C order.
-template <class T>
-std::span<const T> numbers(const Array& array, std::size_t dims, Name name, const char* type) {
-  if (array.dtype() != nb::dtype<T>())
-    throw nb::type_error(
-        (std::string(name) + ": expected " + type + ", found " + type_name(array.dtype())).c_str());
-  if (array.ndim() != dims)
-    throw nb::value_error(
-        (std::string(name) + ": expected " + std::to_string(dims) + " dimensions, found " + shape_text(array))
-            .c_str());
-  if (!in_c_order(array))
-    throw nb::value_error((std::string(name) + ": expected a contiguous array").c_str());
-  return {static_cast<const T*>(array.data()), array.size()};
-}
-
-}  // namespace
-
 DType float_type(const Array& array, Name name) {
   const nb::dlpack::dtype type = array.dtype();
   if (type == nb::dtype<float>()) return DType::f32;
@@ -62,6 +65,12 @@ DType float_type(const Array& array, Name name) {
   }
   throw nb::type_error(
       (std::string(name) + ": expected float32, float16 or bfloat16, found " + type_name(type)).c_str());
+}
+
+DType check_float_vectors(const Array& array, std::size_t dims, Name name) {
+  const DType type = float_type(array, name);
+  check_order(array, dims, name);
+  return type;
 }
 
 nb::dlpack::dtype numpy_type(DType type) {

@@ -42,8 +42,12 @@ std::span<const float> floats(const Array& array, std::size_t dims, Name name);
 /// The same of int32.
 std::span<const std::int32_t> int32s(const Array& array, std::size_t dims, Name name);
 
-/// Of keys or values; TypeError for others than f32, f16 and bf16.
+/// As NumPy writes it: "float64".
+std::string type_name(nb::dlpack::dtype type);
+/// TypeError for others than f32, f16 and bf16.
 DType float_type(const Array& array, Name name);
+/// An array of these types, of `dims` dimensions in C order, and which it is; TypeError or ValueError otherwise.
+DType check_float_vectors(const Array& array, std::size_t dims, Name name);
 /// Keys and values are to be [Hkv, S, d], alike in shape and type, which this returns.
 DType check_keys_and_values(const Array& k, const Array& v);
 

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <string>
 
+#include "arrays.h"
 #include "module.h"
 
 namespace lode::python {
@@ -70,19 +71,11 @@ nb::object to_host(const CudaArray& array, nb::handle stream) {
   auto* const bytes = new std::vector<std::byte>(array.bytes());
   const nb::capsule owner(bytes, [](void* p) noexcept { delete static_cast<std::vector<std::byte>*>(p); });
   download(array, bytes->data(), stream);
+  nb::dlpack::dtype type = array.type();
+  if (type.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bfloat))  // which NumPy has not
+    type.code = static_cast<std::uint8_t>(nb::dlpack::dtype_code::UInt);
   return nb::cast(nb::ndarray<nb::numpy>(bytes->data(), array.shape().size(), array.shape().data(), owner,
-                                         nullptr, array.type()));
-}
-
-std::string type_name(nb::dlpack::dtype type) {
-  using Code = nb::dlpack::dtype_code;
-  const auto code = static_cast<Code>(type.code);
-  const char* const kind = code == Code::Float    ? "float"
-                           : code == Code::Bfloat ? "bfloat"
-                           : code == Code::Int    ? "int"
-                           : code == Code::UInt   ? "uint"
-                                                  : "bits";
-  return kind + std::to_string(type.bits);
+                                         nullptr, type));
 }
 
 std::string text_of(const CudaArray& array) {
@@ -120,8 +113,9 @@ void bind_cuda_array(nb::module_& m) {
       .def("to_host", &to_host, nb::arg("stream") = nb::none(),
            nb::sig("def to_host(self, stream: lodestone.StreamLike | None = None) -> "
                    "numpy.typing.NDArray[typing.Any]"),
-           "A copy as a NumPy array; waits for the stream and for what fills the array. RunError when the "
-           "GPU failed.")
+           "A copy as a NumPy array, of bfloat16 as uint16 with the same bits; waits for the stream and for "
+           "what fills the\n"
+           "array. RunError when the GPU failed.")
       .def_prop_ro(
           "shape", [](const CudaArray& array) { return nb::tuple(nb::cast(array.shape())); },
           nb::sig("def shape(self) -> tuple[int, ...]"), "As NumPy's.")

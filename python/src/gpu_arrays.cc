@@ -53,6 +53,28 @@ cuda::StridedKv strided(const Array& k, const Array& v, DType type) {
           .rows = static_cast<std::int64_t>(k.shape(1))};
 }
 
+void check_shape(const Array& out, const std::vector<std::size_t>& shape) {
+  if (shape_of(out) == shape) return;
+  std::string text;
+  for (const std::size_t n : shape) text += (text.empty() ? "" : ", ") + std::to_string(n);
+  throw nb::value_error(("out: expected [" + text + "], found " + shape_text(out)).c_str());
+}
+
+DType checked_type(const Array& out, const std::vector<std::size_t>& shape, DType wanted) {
+  if (wanted == DType::f32 || out.dtype() == nb::dtype<float>()) {
+    floats(out, shape.size(), "out");
+    wanted = DType::f32;
+  } else if (out.dtype() == dlpack_type(wanted)) {
+    check_float_vectors(out, shape.size(), "out");
+  } else {
+    throw nb::type_error(("out: expected float32 or " + type_name(dlpack_type(wanted)) + ", as q is, found " +
+                          type_name(out.dtype()))
+                             .c_str());
+  }
+  check_shape(out, shape);
+  return wanted;
+}
+
 CudaArray new_array(std::shared_ptr<CudaMemory> memory, std::int64_t offset, std::vector<std::size_t> shape,
                     nb::dlpack::dtype type) {
   std::byte* const data = memory->memory.as<std::byte>();
@@ -67,9 +89,15 @@ std::int64_t product(const std::vector<std::size_t>& shape) {
 }
 
 StateOut state_out(const Caller& caller, const std::vector<std::size_t>& rows, std::size_t d, bool wants_lse,
-                   nb::handle out) {
+                   nb::handle out, DType type) {
   const cuda::OnDevice here(caller.at.device);
-  return {caller, rows, d, wants_lse, out};
+  return {caller, rows, d, wants_lse, out, type};
+}
+
+nb::dlpack::dtype dlpack_type(DType type) {
+  using Code = nb::dlpack::dtype_code;
+  const Code code = type == DType::bf16 ? Code::Bfloat : Code::Float;
+  return {static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(8 * bytes_of(type)), 1};
 }
 
 }  // namespace lode::python

@@ -97,6 +97,12 @@ CudaArray new_array(std::shared_ptr<CudaMemory> memory, std::int64_t offset, std
                     nb::dlpack::dtype type);
 std::int64_t product(const std::vector<std::size_t>& shape);
 
+/// ValueError unless an array for a result has this shape.
+void check_shape(const Array& out, const std::vector<std::size_t>& shape);
+
+/// The type of an array for a result of this shape in C order: `wanted`, or float32. TypeError for others.
+DType checked_type(const Array& out, const std::vector<std::size_t>& shape, DType wanted);
+
 /// An array of the caller's for a result: T in C order, of this shape.
 template <class T>
 T* checked_out(const Written& out, const std::vector<std::size_t>& shape) {
@@ -105,45 +111,53 @@ T* checked_out(const Written& out, const std::vector<std::size_t>& shape) {
     floats(seen, shape.size(), "out");
   else
     int32s(seen, shape.size(), "out");
-  if (shape_of(seen) != shape) {
-    std::string text;
-    for (const std::size_t n : shape) text += (text.empty() ? "" : ", ") + std::to_string(n);
-    throw nb::value_error(("out: expected [" + text + "], found " + shape_text(seen)).c_str());
-  }
+  check_shape(seen, shape);
   return static_cast<T*>(out.data());
 }
 
-/// Where a state goes: a new piece of memory, or arrays of the caller's.
+nb::dlpack::dtype dlpack_type(DType type);
+
+/// Where a state goes: a new piece of memory, or arrays of the caller's. The output is of `type`; a given one may be
+/// float32, too.
 class StateOut {
  public:
-  StateOut(const Caller& caller, std::vector<std::size_t> rows, std::size_t d, bool wants_lse, nb::handle out)
-      : rows_(std::move(rows)), outputs_(rows_), wants_lse_(wants_lse), given_(nb::borrow(out)) {
+  StateOut(const Caller& caller, std::vector<std::size_t> rows, std::size_t d, bool wants_lse, nb::handle out,
+           DType wanted = DType::f32)
+      : type(wanted),
+        rows_(std::move(rows)),
+        outputs_(rows_),
+        wants_lse_(wants_lse),
+        given_(nb::borrow(out)) {
     outputs_.push_back(d);
     if (!out.is_none()) {
       take(caller);
       return;
     }
-    const std::int64_t bytes = product(outputs_) * std::int64_t{sizeof(float)};
+    const std::int64_t bytes = product(outputs_) * bytes_of(type);
     lse_at_ = (bytes + 255) / 256 * 256;
     made_ = std::make_shared<CudaMemory>(
         lse_at_ + (wants_lse ? product(rows_) * std::int64_t{sizeof(float)} : 0), caller);
-    output = made_->memory.as<float>();
-    lse = wants_lse ? output + lse_at_ / std::int64_t{sizeof(float)} : nullptr;
+    output = made_->memory.as<void>();
+    lse = wants_lse ? made_->memory.as<float>() + lse_at_ / std::int64_t{sizeof(float)} : nullptr;
   }
 
   /// Once the work has been enqueued.
   nb::object result() {
     if (made_ == nullptr) return given_;
-    const nb::dlpack::dtype type = nb::dtype<float>();
-    nb::object first = nb::cast(new_array(made_, 0, outputs_, type));
+    nb::object first = nb::cast(new_array(made_, 0, outputs_, dlpack_type(type)));
     if (!wants_lse_) return first;
-    return nb::make_tuple(first, new_array(made_, lse_at_, rows_, type));
+    return nb::make_tuple(first, new_array(made_, lse_at_, rows_, nb::dtype<float>()));
   }
   void record() {
     if (made_ != nullptr) made_->record();
   }
 
-  float *output = nullptr, *lse = nullptr;
+  /// Of calls that take float32 alone.
+  float* floats() const { return static_cast<float*>(output); }
+
+  void* output = nullptr;
+  float* lse = nullptr;
+  DType type = DType::f32;  ///< of the output
 
  private:
   void take(const Caller& caller) {
@@ -157,7 +171,8 @@ class StateOut {
       written_.push_back(gpu_array<Written>(both.second, "out", caller));
       lse = checked_out<float>(written_[1], rows_);
     }
-    output = checked_out<float>(written_[0], outputs_);
+    type = checked_type(Array(written_[0]), outputs_, type);
+    output = written_[0].data();
   }
 
   std::vector<std::size_t> rows_, outputs_;
@@ -170,6 +185,6 @@ class StateOut {
 
 /// New memory is made before the GIL is given up, since it holds an object of Python's.
 StateOut state_out(const Caller& caller, const std::vector<std::size_t>& rows, std::size_t d, bool wants_lse,
-                   nb::handle out);
+                   nb::handle out, DType type = DType::f32);
 
 }  // namespace lode::python

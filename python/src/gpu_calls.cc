@@ -76,7 +76,7 @@ struct GpuLayer {
 /// Runs `work` on the caller's device without the GIL; returns the state.
 template <class Work>
 nb::object enqueue_state(const Caller& caller, GpuLayer& layer, StateOut& out, const Work& work) {
-  layer.queries.o = out.output;
+  layer.queries.o = out.floats();
   layer.queries.lse = out.lse;
   {
     const nb::gil_scoped_release release;
@@ -224,7 +224,7 @@ nb::object gpu_merge(const std::vector<StateArgument>& states, const GpuOptions&
       const std::size_t count = std::min<std::size_t>(parts.size() - first, cuda::kMostMerged);
       const bool last = first + count == parts.size();
       cuda::merge_parts({parts.data() + first, count}, all_rows, static_cast<int>(d),
-                        last ? out.output : so_far, last ? out.lse : so_far + numbers, caller.at.stream);
+                        last ? out.floats() : so_far, last ? out.lse : so_far + numbers, caller.at.stream);
       first += count;
       if (!last) parts[--first] = {so_far, so_far + numbers};
     }

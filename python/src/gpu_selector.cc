@@ -54,7 +54,8 @@ struct Tokens {
 
   Tokens(const ArrayArgument& q_, std::int64_t begin, const LayerGeometry& geometry, const Caller& caller)
       : q(gpu_array<Array>(q_, "q", caller)) {
-    queries = {floats(q, 3, "q").data(), begin, static_cast<std::int64_t>(q.shape(0))};
+    const DType type = check_float_vectors(q, 3, "q");
+    queries = {q.data(), begin, static_cast<std::int64_t>(q.shape(0)), type};
     if (q.shape(0) == 0 || std::cmp_not_equal(q.shape(1), geometry.query_heads) ||
         std::cmp_not_equal(q.shape(2), geometry.head_dim))
       throw nb::value_error(("q: expected [tokens, " + std::to_string(geometry.query_heads) + ", " +
@@ -175,14 +176,14 @@ nb::object SelectorOnGpu::attend(const ArrayArgument& q, std::int64_t begin, con
   const Tokens tokens(q, begin, host_.geometry, caller);
   const Rows rows(keys, host_.geometry, caller);
   check_rows(rows, tokens.queries);
-  StateOut out =
-      state_out(caller, {tokens.q.shape(0), tokens.q.shape(1)}, tokens.q.shape(2), return_lse, options.out);
+  StateOut out = state_out(caller, {tokens.q.shape(0), tokens.q.shape(1)}, tokens.q.shape(2), return_lse,
+                           options.out, tokens.queries.type);
   check_aligned(out.output, "out");
   {
     const nb::gil_scoped_release release;
     const std::lock_guard lock(host_.mutex);
     const Call call(*this, caller);
-    call.layer.attend(tokens.queries, rows.rows, out.output, out.lse, caller.at);
+    call.layer.attend(tokens.queries, rows.rows, {out.output, out.lse, out.type}, caller.at);
     out.record();
   }
   return out.result();
@@ -235,6 +236,7 @@ std::pair<NumpyRows, NumpyRows> SelectorOnGpu::rows(nb::handle stream) {
 void SelectorOnGpu::observe(const ArrayArgument& q, std::int64_t begin, const GpuOptions& options) {
   const Caller caller(options.device, options.stream);
   const Tokens tokens(q, begin, host_.geometry, caller);
+  floats(tokens.q, 3, "q");
   const nb::gil_scoped_release release;
   const std::lock_guard lock(host_.mutex);
   const Call call(*this, caller);

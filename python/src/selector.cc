@@ -469,7 +469,8 @@ void bind_selector(nb::module_& m) {
                    "int32")
                    .c_str()),
            "The keys outside of sink and window that the method chooses for query tokens.\n\n"
-           "q: float32 [T, Hq, d], after RoPE; begin: position of the first query token;\n"
+           "q [T, Hq, d], after RoPE: float32, on a GPU also float16 or bfloat16; begin: position of the "
+           "first query token;\n"
            "k, v: float32, float16 or bfloat16 [Hkv, S, d] from token `first` on (0), first + S >= begin + "
            "T: the\n"
            "queries' own rows too.\n"
@@ -494,11 +495,14 @@ void bind_selector(nb::module_& m) {
                        .c_str()),
            "Attention of query tokens over sink, window and the keys that the method chooses for them.\n\n"
            "q, begin, k, v: as select() takes them.\n"
-           "Returns the output, float32 [T, Hq, d]; with return_lse=True also the log-sum-exp, float32 [T, "
+           "Returns the output, float32 [T, Hq, d] (on a GPU of q's type); with return_lse=True also the "
+           "log-sum-exp, float32 [T, "
            "Hq],\n"
            "natural logarithm, of the scores that were attended to: merge() takes both.\n\n"
-           "Arrays on a GPU: enqueued in `stream`, into `out` or new CudaArrays, as in lodestone.attend; k "
-           "and v of the\n"
+           "Arrays on a GPU: enqueued in `stream`, into `out` or new CudaArrays, as in lodestone.attend; "
+           "`out` "
+           "may be float32\n"
+           "whatever q is. Computed in float32 and rounded once. k and v of the\n"
            "tokens since the last call are copied into the selector's blocks. Rows below `begin` that a call "
            "has seen\n"
            "are not read again: roll_back() before they change. So k and v may leave out those of the first "

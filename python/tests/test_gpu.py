@@ -307,6 +307,35 @@ def test_selectors_attend_to_what_they_select(spec, heads, group, d, dtype, toke
     assert selector.index_bytes > 0
 
 
+@pytest.mark.parametrize("tokens", [1, 20])
+def test_selectors_take_queries_of_sixteen_bits(tokens):
+    _, k, v = made_up(tokens=1100, dtype=np.float16)
+    (selector,) = selector_of("quest:budget=64,window=64", 2, 4, 64, (0,), *put(k[:, :1000], v[:, :1000]))
+    q = np.random.default_rng(6).standard_normal((tokens, 8, 64), dtype=np.float32).astype(np.float16)
+    half, single, *arrays = put(q, q.astype(np.float32), k, v)
+    want, want_lse = got(selector.attend(single, 1000, *arrays, return_lse=True))
+    found, lse = got(selector.attend(half, 1000, *arrays, return_lse=True))
+    assert found.dtype == np.float16 and lse.dtype == np.float32
+    np.testing.assert_array_equal(found, want.astype(np.float16))
+    np.testing.assert_array_equal(lse, want_lse)
+    for dtype in (np.float32, np.float16):
+        out, pair, out_lse = put(*[np.full_like(want, np.nan, dtype)] * 2, np.full_like(want_lse, np.nan))
+        assert selector.attend(half, 1000, *arrays, out=out) is out
+        selector.attend(half, 1000, *arrays, return_lse=True, out=(pair, out_lse))
+        for x in (out, pair):
+            np.testing.assert_array_equal(x.to_host(), want.astype(dtype))
+        np.testing.assert_array_equal(out_lse.to_host(), want_lse)
+    chosen, other = ([(*place, set(rows.to_host())) for *place, rows, _ in selector.select(x, 1000, *arrays)] for x in (half, single))
+    assert chosen == other and all(rows for *_, rows in chosen) and chosen
+    narrow, whole = put(np.empty_like(found), np.empty(found.shape, np.int32))
+    with pytest.raises(TypeError, match="out: expected float32 or float16, as q is, found int32"):
+        selector.attend(half, 1000, *arrays, out=whole)
+    with pytest.raises(TypeError, match="out: expected float32, found float16"):
+        selector.attend(single, 1000, *arrays, out=narrow)
+    with pytest.raises(TypeError, match="q: expected float32, float16 or bfloat16, found float64"):
+        selector.attend(*put(q.astype(np.float64)), 1000, *arrays)
+
+
 def test_selectors_choose_what_the_cpu_chooses():
     q, k, v = made_up(tokens=3000)
     for spec in ("topk:k=100,window=64", "topk:k=50,per=kv-head,window=64", "random:window=64", "quest:budget=64,window=64"):

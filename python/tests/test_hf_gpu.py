@@ -173,6 +173,16 @@ def test_a_selector_says_which_rows_are_missing():
     assert torch.equal(torch.from_numpy(layer.rows()[0]), k[:, :203].cpu())
 
 
+def test_a_selector_takes_queries_in_bfloat16():
+    layer = lodestone.Selector("topk:k=20,sink=1,window=16", 4, 2, 64)
+    k, q = torch.randn(2, 300, 64, device="cuda"), torch.randn(1, 4, 64, device="cuda", dtype=torch.bfloat16)
+    layer.build(k[:, :299], k[:, :299])
+    want = torch.from_dlpack(layer.attend(q.float(), 299, k, k)).bfloat16()
+    found = layer.attend(q, 299, k, k)
+    assert found.dtype == "bfloat16" and torch.equal(torch.from_dlpack(found), want)
+    assert torch.equal(torch.from_numpy(found.to_host()).view(torch.bfloat16), want.cpu())
+
+
 def test_on_a_stream_of_its_own():
     model, question = on_gpu("qwen3"), ids_of(5)
     document = hf.attach(model, "kmeans:probes=4,sink=1,window=16").read(ids_of(400))

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "harness.h"
@@ -79,8 +80,16 @@ LODE_TEST(queries_turn_back_and_know_their_places) {
   copy(f.as<void>(), frequencies.data(), f.bytes(), stream.get());
   std::vector<QueryToken> places(kTokens);
   arrive({},
-         {x.as<float>(), f.as<float>(), kBegin, kTokens, kHeads, kDim, kTurning, kScaling, out.as<float>(),
-          there.as<QueryToken>()},
+         {.q = x.as<float>(),
+          .frequencies = f.as<float>(),
+          .begin = kBegin,
+          .tokens = kTokens,
+          .heads = kHeads,
+          .d = kDim,
+          .turning = kTurning,
+          .attention_scaling = kScaling,
+          .plain = out.as<float>(),
+          .places = there.as<QueryToken>()},
          stream.get());
   copy(found.data(), out.as<void>(), out.bytes(), stream.get());
   copy(places.data(), there.as<void>(), there.bytes(), stream.get());
@@ -89,6 +98,68 @@ LODE_TEST(queries_turn_back_and_know_their_places) {
     LODE_CHECK(places[static_cast<std::size_t>(t)].sequence == 0 &&
                places[static_cast<std::size_t>(t)].position == kBegin + t);
   for (std::size_t i = 0; i < plain.size(); ++i) LODE_CHECK(std::abs(found[i] - plain[i]) < 1e-4f);
+}
+
+/// Queries of a type of 16 bits, whose numbers are these in float32, and go back as they came.
+template <class T>
+void check_type(DType type, const std::vector<T>& numbers, const std::vector<float>& expected) {
+  constexpr std::int64_t kTokens = 3;
+  constexpr int kHeads = 2, kDim = 4;
+  LODE_CHECK(numbers.size() == kTokens * kHeads * kDim && expected.size() == numbers.size());
+  Stream stream;
+  const std::int64_t count = std::ssize(numbers);
+  const Buffer x(count * 2, "a test"), wide(count * 4, "a test"), plain(count * 4, "a test"),
+      back(count * 2, "a test"), f(kDim * 4, "a test");
+  std::vector<float> found(numbers.size()), unturned(numbers.size()), none(kDim, 0.5f);
+  std::vector<T> same(numbers.size());
+  copy(x.as<void>(), numbers.data(), x.bytes(), stream.get());
+  copy(f.as<void>(), none.data(), f.bytes(), stream.get());
+  for (float* const to : {static_cast<float*>(nullptr), plain.as<float>()}) {
+    fill(wide.as<void>(), 7, wide.bytes(), stream.get());
+    arrive({},
+           {.q = x.as<void>(),
+            .type = type,
+            .frequencies = f.as<float>(),
+            .begin = 9,
+            .tokens = kTokens,
+            .heads = kHeads,
+            .d = kDim,
+            .turning = 0,
+            .widened = wide.as<float>(),
+            .plain = to},
+           stream.get());
+    copy(found.data(), wide.as<void>(), wide.bytes(), stream.get());
+    stream.synchronize();
+    LODE_CHECK(std::memcmp(found.data(), expected.data(), expected.size() * 4) == 0);
+  }
+  depart(wide.as<float>(), 0, nullptr, type, stream.get());
+  depart(wide.as<float>(), count, back.as<void>(), type, stream.get());
+  copy(unturned.data(), plain.as<void>(), plain.bytes(), stream.get());
+  copy(same.data(), back.as<void>(), back.bytes(), stream.get());
+  stream.synchronize();
+  LODE_CHECK(std::memcmp(unturned.data(), expected.data(), expected.size() * 4) == 0);
+  LODE_CHECK(same == numbers);
+}
+
+LODE_TEST(queries_of_sixteen_bits_are_widened) {
+  std::vector<std::uint16_t> bits;
+  std::vector<float> expected;
+  const auto add = [&](std::uint16_t number, float value) {
+    bits.push_back(number);
+    expected.push_back(value);
+  };
+  const float inf = std::numeric_limits<float>::infinity();
+  for (int i = 0; i < 4; ++i) {  // bf16
+    add(0x3f80, 1.0f), add(0xbf81, -1.0078125f), add(0x0001, std::ldexp(1.0f, -133));
+    add(0x7f80, inf), add(0x8000, -0.0f), add(0x4049, 3.140625f);
+  }
+  check_type(DType::bf16, bits, expected);
+  bits.clear(), expected.clear();
+  for (int i = 0; i < 4; ++i) {  // f16
+    add(0x3c00, 1.0f), add(0xbc01, -1.0009765625f), add(0x0001, std::ldexp(1.0f, -24));
+    add(0xfc00, -inf), add(0x8000, -0.0f), add(0x7bff, 65504.0f);
+  }
+  check_type(DType::f16, bits, expected);
 }
 
 }  // namespace

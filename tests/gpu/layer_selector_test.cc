@@ -10,6 +10,7 @@
 
 #include "base/rng.h"
 #include "base/threads.h"
+#include "kernels/kernels.h"
 #include "lodestone/attend.h"
 #include "lodestone/engine.h"
 #include "lodestone/error.h"
@@ -117,8 +118,8 @@ struct Layer {
     float *const to = output.data(), *const lse_to = lse.data();
     lode::attend(*host, {&block, 1}, geometry, {&to, 1}, {&lse_to, 1});
     auto* const there_out = out.as<float>();
-    gpu->attend({q_there.as<float>() + begin * kQuery, begin, tokens}, rows(begin + tokens), there_out,
-                there_out + kMost * kQuery, caller);
+    gpu->attend({q_there.as<float>() + begin * kQuery, begin, tokens}, rows(begin + tokens),
+                {there_out, there_out + kMost * kQuery}, caller);
     std::vector<float> found(count), found_lse(count / kDim);
     cuda::copy_and_wait(found.data(), there_out, std::ssize(found) * 4, caller);
     cuda::copy_and_wait(found_lse.data(), there_out + kMost * kQuery, std::ssize(found_lse) * 4, caller);
@@ -193,8 +194,8 @@ TEST(GpuLayerSets, RowsThatAreThereNeedNotBeBroughtAgain) {
   Layer layer("quest:budget=64,window=40");
   layer.build(703);
   const auto answer = [&](const CallerRows& rows) {
-    layer.gpu->attend({layer.q_there.as<float>() + 703 * kQuery, 703, 3}, rows, layer.out.as<float>(),
-                      nullptr, layer.caller);
+    layer.gpu->attend({layer.q_there.as<float>() + 703 * kQuery, 703, 3}, rows, {layer.out.as<float>()},
+                      layer.caller);
     std::vector<float> found(3 * kQuery);
     cuda::copy_and_wait(found.data(), layer.out.as<void>(), std::ssize(found) * 4, layer.caller);
     return found;
@@ -228,6 +229,41 @@ TEST(GpuLayerSets, RowsComeBackAsTheyWere) {
   }
 }
 
+/// What a call of `tokens` tokens from 703 on puts into `type`, as float32.
+std::vector<float> answer_in(Layer& layer, DType type, const void* q, std::int64_t tokens) {
+  const std::int64_t count = tokens * kQuery, bytes = count * bytes_of(type);
+  layer.gpu->roll_back(703);
+  layer.gpu->attend({q, 703, tokens, type}, layer.rows(703 + tokens), {layer.out.as<void>(), nullptr, type},
+                    layer.caller);
+  std::vector<char> there(static_cast<std::size_t>(bytes));
+  cuda::copy_and_wait(there.data(), layer.out.as<void>(), bytes, layer.caller);
+  std::vector<float> found(static_cast<std::size_t>(count));
+  kernels().widen(there.data(), type, count, found.data());
+  return found;
+}
+
+TEST(GpuLayerSets, QueriesOfSixteenBitsGiveTheBitsOfTheSameInFloat32) {
+  if (const GpuInfo gpu = gpu_info(); !gpu.ok) GTEST_SKIP() << gpu.why;
+  for (const char* const spec : {"quest:budget=64,window=40", "quest:budget=64,bits=4,window=40"})
+    for (const DType type : {DType::bf16, DType::f16})
+      for (const std::int64_t tokens : {1, 3, 40}) {
+        Layer layer(spec, type == DType::bf16);
+        layer.build(703);
+        const std::int64_t count = tokens * kQuery;
+        std::vector<char> narrow(static_cast<std::size_t>(count * bytes_of(type)));
+        std::vector<float> wide(static_cast<std::size_t>(count));
+        kernels().narrow(layer.q.data() + 703 * kQuery, count, type, narrow.data());
+        kernels().widen(narrow.data(), type, count, wide.data());
+        const cuda::Buffer there(std::ssize(narrow), "a test"), wide_there(count * 4, "a test");
+        cuda::copy_and_wait(there.as<void>(), narrow.data(), there.bytes(), layer.caller);
+        cuda::copy_and_wait(wide_there.as<void>(), wide.data(), wide_there.bytes(), layer.caller);
+        std::vector<float> expected = answer_in(layer, DType::f32, wide_there.as<void>(), tokens);
+        kernels().narrow(expected.data(), count, type, narrow.data());
+        kernels().widen(narrow.data(), type, count, expected.data());
+        EXPECT_EQ(answer_in(layer, type, there.as<void>(), tokens), expected) << spec << " " << tokens;
+      }
+}
+
 TEST(GpuLayerSets, MethodsWithoutAGpuFormAreNamed) {
   if (const GpuInfo gpu = gpu_info(); !gpu.ok) GTEST_SKIP() << gpu.why;
   Layer layer("infllm");
@@ -239,7 +275,7 @@ TEST(GpuLayerSets, MemoryStaysUntilWhatAFailedCallEnqueuedIsDone) {
   Layer layer("quest:budget=64,bits=4,window=40");  // which has no levels before it is built
   for (const std::int64_t tokens : {300, 301})
     EXPECT_THROW(layer.gpu->attend({layer.q_there.as<float>() + (tokens - 1) * kQuery, tokens - 1, 1},
-                                   layer.rows(tokens), layer.out.as<float>(), nullptr, layer.caller),
+                                   layer.rows(tokens), {layer.out.as<float>()}, layer.caller),
                  InputError);
   layer.gpu.reset();
   layer.stream.synchronize();

@@ -2,8 +2,12 @@
 // What the played GPU does in streams of a caller's.
 #include "kernels/cuda/device/caller.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -11,6 +15,7 @@
 #include "kernels/cuda/device/arrivals.h"
 #include "kernels/cuda/device/event.h"
 #include "kernels/cuda/device/launch_chain.h"
+#include "kernels/kernels.h"
 #include "lodestone/error.h"
 
 namespace lode::cuda {
@@ -66,6 +71,27 @@ void* Workspace::data() const {
   return piece_->buffer.as<void>();
 }
 
+namespace {
+std::map<void*, std::shared_ptr<Buffer>>& stream_memory() {
+  static std::map<void*, std::shared_ptr<Buffer>> all;
+  return all;
+}
+std::mutex stream_memory_mutex;
+}  // namespace
+StreamMemory::StreamMemory(std::int64_t bytes, const CallerStream& stream) : stream_(stream) {
+  if (bytes == 0) return;
+  auto buffer = std::make_shared<Buffer>(bytes, "memory of a stream");
+  data_ = buffer->as<void>();
+  const std::lock_guard guard(stream_memory_mutex);
+  stream_memory()[data_] = std::move(buffer);
+}
+StreamMemory::~StreamMemory() {
+  if (data_ == nullptr) return;
+  const std::lock_guard guard(stream_memory_mutex);
+  // Freed when the stream comes to it.
+  enqueue(stream_.stream, [buffer = stream_memory().extract(data_).mapped()] {});
+}
+
 void upload(void* to, const void* from, std::int64_t bytes, const CallerStream& stream) {
   std::vector<std::byte> now(static_cast<std::size_t>(bytes));
   std::memcpy(now.data(), from, now.size());
@@ -91,11 +117,11 @@ void copy_rows(const TakenRows& rows) {
     }
 }
 
-void unrotate(const TurnedQueries& from) {
+void unrotate(const TurnedQueries& from, const float* q) {
   const std::int64_t half = from.d / 2;
   for (std::int64_t row = 0; row < from.tokens * from.heads; ++row)
     for (std::int64_t i = 0; i < half; ++i) {
-      const float a = from.q[row * from.d + i], b = from.q[row * from.d + i + half],
+      const float a = q[row * from.d + i], b = q[row * from.d + i + half],
                   angle = -static_cast<float>(from.begin + row / from.heads) * from.frequencies[i],
                   cosine = std::cos(angle) / from.attention_scaling,
                   sine = std::sin(angle) / from.attention_scaling;
@@ -110,10 +136,19 @@ void unrotate(const TurnedQueries& from) {
 void arrive(const TakenRows& rows, const TurnedQueries& queries, StreamHandle stream) {
   enqueue(stream, [=] {
     copy_rows(rows);
-    if (queries.plain != nullptr) unrotate(queries);
+    if (queries.widened != nullptr || queries.plain != nullptr) {
+      std::vector<float> q(static_cast<std::size_t>(queries.tokens * queries.heads * queries.d));
+      kernels().widen(queries.q, queries.type, std::ssize(q), q.data());
+      if (queries.widened != nullptr) std::copy(q.begin(), q.end(), queries.widened);
+      if (queries.plain != nullptr) unrotate(queries, q.data());
+    }
     for (std::int64_t t = 0; queries.places != nullptr && t < queries.tokens; ++t)
       queries.places[t] = {0, static_cast<std::int32_t>(queries.begin + t)};
   });
+}
+
+void depart(const float* from, std::int64_t count, void* to, DType type, StreamHandle stream) {
+  enqueue(stream, [=] { kernels().narrow(from, count, type, to); });
 }
 
 }  // namespace lode::cuda

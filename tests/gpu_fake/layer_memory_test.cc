@@ -3,12 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
 #include <functional>
 
 #include "base/out_of_memory.h"
 #include "base/rng.h"
 #include "base/threads.h"
 #include "gpu/select/layer_selector.h"
+#include "kernels/kernels.h"
 #include "lodestone/attend.h"
 #include "lodestone/engine.h"
 #include "lodestone/error.h"
@@ -45,7 +47,10 @@ struct Layer {
     for (const cuda::Buffer* to : {&kv, &q}) {
       std::vector<float> numbers(static_cast<std::size_t>(to->bytes() / 4));
       for (float& number : numbers) number = static_cast<float>(rng.normal());
-      cuda::copy_and_wait(to->as<void>(), numbers.data(), to->bytes(), caller);
+      const DType type = to == &q ? DType::bf16 : DType::f32;
+      std::vector<char> there(numbers.size() * static_cast<std::size_t>(bytes_of(type)));
+      kernels().narrow(numbers.data(), std::ssize(numbers), type, there.data());
+      cuda::copy_and_wait(to->as<void>(), there.data(), std::ssize(there), caller);
     }
   }
   CallerRows rows(std::int64_t tokens) const {
@@ -54,10 +59,12 @@ struct Layer {
     return {.kv = {k, k + kNumbers * 4, kRow, kRow, kRow * kHeads, kRow * kHeads, tokens},
             .type = DType::f32};
   }
-  std::vector<float> answer(std::int64_t tokens = kTokens) {
-    gpu.attend({q.as<float>(), kBuilt, tokens}, rows(kBuilt + tokens), out.as<float>(), nullptr, caller);
-    std::vector<float> found(static_cast<std::size_t>(tokens * kHeads * kDim));
-    cuda::copy_and_wait(found.data(), out.as<void>(), std::ssize(found) * 4, caller);
+  /// In bfloat16: with room of its own for queries and output.
+  std::vector<std::uint16_t> answer(std::int64_t tokens = kTokens) {
+    gpu.attend({q.as<void>(), kBuilt, tokens, DType::bf16}, rows(kBuilt + tokens),
+               {out.as<void>(), nullptr, DType::bf16}, caller);
+    std::vector<std::uint16_t> found(static_cast<std::size_t>(tokens * kHeads * kDim));
+    cuda::copy_and_wait(found.data(), out.as<void>(), std::ssize(found) * 2, caller);
     return found;
   }
 };
@@ -65,7 +72,7 @@ struct Layer {
 TEST(LayerMemory, CallsThatFailedForWantOfItAreMadeAgain) {
   Layer plenty;
   plenty.gpu.build(plenty.rows(kBuilt), plenty.caller);
-  const std::vector<float> expected = plenty.answer();
+  const std::vector<std::uint16_t> one = plenty.answer(1), expected = plenty.answer();
   Layer layer;
   const auto until_it_fits = [](const std::function<void()>& call) {
     int failed = 0;
@@ -83,6 +90,7 @@ TEST(LayerMemory, CallsThatFailedForWantOfItAreMadeAgain) {
     return failed;
   };
   EXPECT_GT(until_it_fits([&] { layer.gpu.build(layer.rows(kBuilt), layer.caller); }), 0);
+  EXPECT_GT(until_it_fits([&] { EXPECT_EQ(layer.answer(1), one); }), 0);
   EXPECT_GT(until_it_fits([&] { EXPECT_EQ(layer.answer(), expected); }), 0);
   EXPECT_EQ(layer.answer(), expected);
   cuda::play_memory(cuda::kPlayedMemory);
@@ -91,7 +99,7 @@ TEST(LayerMemory, CallsThatFailedForWantOfItAreMadeAgain) {
 TEST(LayerMemory, ACallWhoseKernelsWereLostEndsTheIndex) {
   Layer whole;
   whole.gpu.build(whole.rows(kBuilt), whole.caller);
-  const std::vector<float> expected = whole.answer(1);
+  const std::vector<std::uint16_t> expected = whole.answer(1);
   Layer layer;
   layer.gpu.build(layer.rows(kBuilt), layer.caller);
   cuda::fail_next_flush();

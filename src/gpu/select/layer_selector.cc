@@ -161,12 +161,22 @@ class LayerSelector::HostRows {
   std::vector<KvRows> heads_;  // [Hkv]
 };
 
+/// A call's numbers as kernels have them: float32 [tokens, Hq, d] each, device memory.
+struct LayerSelector::Numbers {
+  const float *q = nullptr, *q_unrotated = nullptr;
+  float *widened = nullptr, *plain = nullptr;  ///< where the two above are still to be written; else null
+  float* o = nullptr;                          ///< null where the output is float32 itself
+  cuda::StreamMemory memory;                   ///< of several tokens; one token has the layer's own
+};
+
 /// Query tokens that go through the method at once.
 struct LayerSelector::Piece {
   cuda::Queries queries;
   const float* q_unrotated = nullptr;  // as queries.q
-  std::int64_t first = 0;              ///< of the call's tokens
-  std::int64_t position = 0;           ///< of the first
+  void* narrowed = nullptr;            // queries.o in the caller's type; null: float32 is that
+  DType narrowed_type = DType::f32;
+  std::int64_t first = 0;     ///< of the call's tokens
+  std::int64_t position = 0;  ///< of the first
 };
 
 LayerSelector::LayerSelector(const Spec& spec, const LayerGeometry& geometry, Selector& host, int device)
@@ -197,7 +207,7 @@ LayerSelector::~LayerSelector() {
 
 std::int64_t LayerSelector::bytes() const {
   return (range_ != nullptr ? range_->backed_bytes() : 0) + (chooser_ != nullptr ? chooser_->bytes() : 0) +
-         (device_keys_ != nullptr ? device_keys_->bytes() : 0) + plain_.bytes() + parts_.bytes();
+         (device_keys_ != nullptr ? device_keys_->bytes() : 0) + numbers_.bytes() + parts_.bytes();
 }
 
 /// Work of this call comes behind that of the last one, and what comes next behind what was enqueued, also where the call
@@ -358,9 +368,31 @@ cuda::TakenRows LayerSelector::take(const CallerRows& rows, std::int64_t begin, 
           .first = rows.first};
 }
 
-/// Brings what the queries see that is not here, and the rows that they stand on; the queries before RoPE and their places.
-void LayerSelector::take_call(const CallerQueries& queries, const CallerRows& rows,
-                              const cuda::CallerStream& stream) {
+LayerSelector::Numbers LayerSelector::numbers(const CallerQueries& queries, DType output,
+                                              const cuda::CallerStream& stream) {
+  constexpr std::int64_t kMost = 3;  // arrays
+  const std::int64_t count = queries.tokens * geometry_.query_heads * geometry_.head_dim,
+                     bytes = count * std::int64_t{sizeof(float)};
+  const bool widens = queries.type != DType::f32, turns = geometry_.rope->turning_pairs() > 0,
+             narrows = output != DType::f32;
+  Numbers made;
+  const std::int64_t arrays = widens + turns + narrows;
+  if (queries.tokens == 1 && arrays > 0 && numbers_.bytes() == 0)
+    numbers_ = cuda::Buffer(kMost * bytes, "a token's numbers");
+  if (queries.tokens > 1 && arrays > 0) made.memory = cuda::StreamMemory(arrays * bytes, stream);
+  float* next = queries.tokens == 1 ? numbers_.as<float>() : made.memory.as<float>();
+  const auto take_array = [&](bool wanted) { return wanted ? std::exchange(next, next + count) : nullptr; };
+  made.widened = take_array(widens);
+  made.plain = take_array(turns);
+  made.o = take_array(narrows);
+  made.q = widens ? made.widened : static_cast<const float*>(queries.q);
+  made.q_unrotated = turns ? made.plain : made.q;
+  return made;
+}
+
+/// Brings what the queries see that is not here, and the rows that they stand on; the queries' numbers and their places.
+LayerSelector::Numbers LayerSelector::take_call(const CallerQueries& queries, const CallerRows& rows,
+                                                DType output, const cuda::CallerStream& stream) {
   const std::int64_t end = queries.begin + queries.tokens;
   const bool anew = queries.begin >= built_ && queries.begin < taken_;
   const std::int64_t begin = std::min(anew ? queries.begin : taken_, end);
@@ -374,23 +406,23 @@ void LayerSelector::take_call(const CallerQueries& queries, const CallerRows& ro
   }
   const cuda::TakenRows arriving = take(rows, begin, end, stream);
   make_room(end, queries.tokens, stream);
-  const auto turning = static_cast<int>(geometry_.rope->turning_pairs());
-  const std::int64_t bytes =
-      queries.tokens * geometry_.query_heads * geometry_.head_dim * std::int64_t{sizeof(float)};
-  if (turning > 0 && plain_.bytes() < bytes) plain_ = cuda::Buffer(bytes, "queries before RoPE");
+  Numbers made = numbers(queries, output, stream);
   cuda::arrive(arriving,
                {.q = queries.q,
+                .type = queries.type,
                 .frequencies = frequencies_.as<float>(),
                 .begin = queries.begin,
                 .tokens = queries.tokens,
                 .heads = geometry_.query_heads,
                 .d = geometry_.head_dim,
-                .turning = turning,
+                .turning = static_cast<int>(geometry_.rope->turning_pairs()),
                 .attention_scaling = geometry_.rope->attention_scaling(),
-                .plain = turning > 0 ? plain_.as<float>() : nullptr,
+                .widened = made.widened,
+                .plain = made.plain,
                 .places = places_.as<cuda::QueryToken>()},
                stream.stream);
   taken_ = std::max(taken_, end);
+  return made;
 }
 
 std::unique_ptr<GpuSelector> LayerSelector::made(const Room& room, const cuda::CallerStream& stream) const {
@@ -503,7 +535,8 @@ void LayerSelector::wait_for_staged() {
 }
 
 /// Calls body for pieces that may go through the method at once, in order.
-void LayerSelector::for_pieces(const CallerQueries& queries, const cuda::CallerStream& stream,
+void LayerSelector::for_pieces(const CallerQueries& queries, const Numbers& numbers,
+                               const cuda::CallerStream& stream,
                                const std::function<void(const Piece&)>& body) {
   if (!chooser_->chooses())
     throw InputError(
@@ -516,7 +549,6 @@ void LayerSelector::for_pieces(const CallerQueries& queries, const cuda::CallerS
       geometry_.dense.from_context
           ? static_cast<Position>(std::max<std::int64_t>(0, built_ - geometry_.dense.window))
           : QueryBlock::kNoLimit;
-  const float* const q_unrotated = geometry_.rope->turning_pairs() == 0 ? queries.q : plain_.as<float>();
   const std::int64_t row = std::int64_t{geometry_.query_heads} * geometry_.head_dim;
   std::vector<cuda::QueryToken> places;
   for (std::int64_t first = 0, count = 0; first < queries.tokens; first += count) {
@@ -534,26 +566,30 @@ void LayerSelector::for_pieces(const CallerQueries& queries, const cuda::CallerS
                       .count = static_cast<int>(count),
                       .query_heads = geometry_.query_heads,
                       .scale = geometry_.scale,
-                      .q = queries.q + first * row},
-          .q_unrotated = q_unrotated + first * row,
+                      .q = numbers.q + first * row},
+          .q_unrotated = numbers.q_unrotated + first * row,
           .first = first,
           .position = position});
   }
 }
 
-void LayerSelector::attend(const CallerQueries& queries, const CallerRows& rows, float* output, float* lse,
+void LayerSelector::attend(const CallerQueries& queries, const CallerRows& rows, const CallerOutput& output,
                            const cuda::CallerStream& stream) {
   const cuda::OnDevice here(device_);
   const Call call(*this, stream);
   wait_for_staged();                       // else it would end the chain
   std::optional<cuda::LaunchChain> chain;  // a step of another engine's is many calls of one token
   if (queries.tokens == 1) chain.emplace(*graphs_, stream.stream);
-  take_call(queries, rows, stream);
-  const std::int64_t heads = geometry_.query_heads;
-  for_pieces(queries, stream, [&](const Piece& piece) {
+  const Numbers numbers = take_call(queries, rows, output.type, stream);
+  float* const o = numbers.o != nullptr ? numbers.o : static_cast<float*>(output.o);
+  const std::int64_t heads = geometry_.query_heads, row = heads * geometry_.head_dim;
+  for_pieces(queries, numbers, stream, [&](const Piece& piece) {
     Piece own = piece;
-    own.queries.o = output + piece.first * heads * geometry_.head_dim;
-    own.queries.lse = lse == nullptr ? nullptr : lse + piece.first * heads;
+    own.queries.o = o + piece.first * row;
+    own.queries.lse = output.lse == nullptr ? nullptr : output.lse + piece.first * heads;
+    if (numbers.o != nullptr)
+      own.narrowed = static_cast<char*>(output.o) + piece.first * row * bytes_of(output.type);
+    own.narrowed_type = output.type;
     attend_piece(own, stream);
   });
 }
@@ -566,8 +602,9 @@ void LayerSelector::attend_piece(const Piece& piece, const cuda::CallerStream& s
       parts_ = cuda::Buffer(cuda::rows_prefill_workspace_bytes(geometry_.head_dim),
                             "partial results of attention");
     const cuda::RowLists lists = chooser_->select_together(0, queries, stream.stream);
-    return attend_rows_prefill(queries, static_cast<std::int32_t>(piece.position), lists, parts_.as<void>(),
-                               stream.stream, precision());
+    attend_rows_prefill(queries, static_cast<std::int32_t>(piece.position), lists, parts_.as<void>(),
+                        stream.stream, precision());
+    return narrow(piece, stream);
   }
   const cuda::Workspace workspace(cuda::decode_workspace_bytes(queries.count, geometry_.query_heads,
                                                                geometry_.kv_heads, geometry_.head_dim),
@@ -576,7 +613,15 @@ void LayerSelector::attend_piece(const Piece& piece, const cuda::CallerStream& s
     const cuda::RowLists lists = chooser_->select(0, queries, piece.q_unrotated, stream.stream);
     attend_rows_decode(queries, lists, room_.tokens, workspace.data(), stream.stream);
   }
+  narrow(piece, stream);
   cuda::flush_launches();
+}
+
+void LayerSelector::narrow(const Piece& piece, const cuda::CallerStream& stream) const {
+  const std::int64_t row = std::int64_t{geometry_.query_heads} * geometry_.head_dim;
+  if (piece.narrowed != nullptr)
+    cuda::depart(piece.queries.o, piece.queries.count * row, piece.narrowed, piece.narrowed_type,
+                 stream.stream);
 }
 
 void LayerSelector::select(const CallerQueries& queries, const CallerRows& rows,
@@ -584,8 +629,8 @@ void LayerSelector::select(const CallerQueries& queries, const CallerRows& rows,
                            const std::function<void(const CallerSet&)>& take) {
   const cuda::OnDevice here(device_);
   const Call call(*this, stream);
-  take_call(queries, rows, stream);
-  for_pieces(queries, stream, [&](const Piece& piece) {
+  const Numbers numbers = take_call(queries, rows, DType::f32, stream);
+  for_pieces(queries, numbers, stream, [&](const Piece& piece) {
     const std::int64_t tokens = piece.queries.count;
     const bool together = tokens > kMostSparseTokens;
     const cuda::RowLists lists = together
@@ -623,8 +668,9 @@ void LayerSelector::observe(const CallerQueries& queries, const cuda::CallerStre
                      row = std::int64_t{geometry_.query_heads} * geometry_.head_dim;
   const std::int64_t rows = first < end ? (end - 1 - first) / step + 1 : 0, together = step == 1 ? rows : 1;
   std::vector<float> heard(static_cast<std::size_t>(rows * row));
+  const auto* const q = static_cast<const float*>(queries.q);
   for (std::int64_t i = 0; i < rows; i += together)
-    cuda::copy_and_wait(heard.data() + i * row, queries.q + (first - queries.begin + i * step) * row,
+    cuda::copy_and_wait(heard.data() + i * row, q + (first - queries.begin + i * step) * row,
                         together * row * std::int64_t{sizeof(float)}, stream);
   for (std::int64_t i = 0; i < rows; ++i)
     geometry_.rope->unrotate(

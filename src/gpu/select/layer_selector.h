@@ -31,8 +31,16 @@ struct CallerRows {
 
 /// Query tokens [begin, begin + tokens), whose own rows are in the caller's keys and values.
 struct CallerQueries {
-  const float* q = nullptr;  // [tokens, Hq, d] after RoPE, device memory
+  const void* q = nullptr;  // [tokens, Hq, d] after RoPE, device memory
   std::int64_t begin = 0, tokens = 0;
+  DType type = DType::f32;
+};
+
+/// Where attention of a call goes. Device memory.
+struct CallerOutput {
+  void* o = nullptr;     // [tokens, Hq, d]
+  float* lse = nullptr;  // [tokens, Hq]; null: not wanted
+  DType type = DType::f32;
 };
 
 /// What tokens [token_begin, token_end) of a KV head attend to besides sink and the last token's window. Device memory, there until the
@@ -68,14 +76,14 @@ class LayerSelector {
   /// Copies the rows of all tokens to the host, k and v [Hkv, tokens(), d]. Waits for them.
   void download(char* k, char* v, const cuda::CallerStream& stream);
 
-  /// Attention over sink, window and what the method chooses, into output [tokens, Hq, d] and lse [tokens, Hq] (null:
-  /// not wanted), device memory. Rows that a call has seen are not read again unless queries stand on them.
-  void attend(const CallerQueries& queries, const CallerRows& rows, float* output, float* lse,
+  /// Attention over sink, window and what the method chooses. Rows that a call has seen are not read again unless queries
+  /// stand on them.
+  void attend(const CallerQueries& queries, const CallerRows& rows, const CallerOutput& output,
               const cuda::CallerStream& stream);
   /// Tells `take` of every set. Waits for the stream: how many rows were chosen is known there alone.
   void select(const CallerQueries& queries, const CallerRows& rows, const cuda::CallerStream& stream,
               const std::function<void(const CallerSet&)>& take);
-  /// Of a chunk's queries, those that the host's selector listens to: to it, before RoPE. Waits for the stream.
+  /// Of a chunk's queries in float32, those that the host's selector listens to: to it, before RoPE. Waits for the stream.
   void observe(const CallerQueries& queries, const cuda::CallerStream& stream);
 
   /// MethodInfo::finish of layers that lie on one GPU; `run` calls it with the host's selectors and what it is given,
@@ -92,6 +100,7 @@ class LayerSelector {
     int step = 1;             ///< that may choose together
   };
   struct Piece;
+  struct Numbers;
   class HostRows;
   class Call;
   class Staged;
@@ -100,7 +109,9 @@ class LayerSelector {
   void wait(const cuda::CallerStream& stream);
   cuda::TakenRows take(const CallerRows& rows, std::int64_t begin, std::int64_t end,
                        const cuda::CallerStream& stream);
-  void take_call(const CallerQueries& queries, const CallerRows& rows, const cuda::CallerStream& stream);
+  Numbers numbers(const CallerQueries& queries, DType output, const cuda::CallerStream& stream);
+  Numbers take_call(const CallerQueries& queries, const CallerRows& rows, DType output,
+                    const cuda::CallerStream& stream);
   void make_room(std::int64_t tokens, std::int64_t queries, const cuda::CallerStream& stream);
   std::unique_ptr<GpuSelector> made(const Room& room, const cuda::CallerStream& stream) const;
   void build_on_host(const cuda::CallerStream& stream);
@@ -108,10 +119,11 @@ class LayerSelector {
                         const Finish& run, bool holds);
   GpuKeys keys(std::int64_t tokens) const;
   std::int64_t most_at_once(std::int64_t position, Phase phase) const;
-  void for_pieces(const CallerQueries& queries, const cuda::CallerStream& stream,
+  void for_pieces(const CallerQueries& queries, const Numbers& numbers, const cuda::CallerStream& stream,
                   const std::function<void(const Piece&)>& body);
   void wait_for_staged();
   void attend_piece(const Piece& piece, const cuda::CallerStream& stream);
+  void narrow(const Piece& piece, const cuda::CallerStream& stream) const;
   cuda::Precision precision() const {
     return layout_.type == DType::f32 ? cuda::Precision::exact : cuda::Precision::fast;
   }
@@ -129,7 +141,7 @@ class LayerSelector {
   cuda::Buffer frequencies_;  // [d/2]
   cuda::Buffer bases_;        // [1] const char*
   cuda::Buffer places_;       // [step] QueryToken
-  cuda::Buffer plain_;        // [tokens, Hq, d] queries before RoPE; made when first needed
+  cuda::Buffer numbers_;      ///< of a call of one token; made when first needed
   cuda::Buffer parts_;        ///< of tokens that choose together; made when first needed
   std::unique_ptr<cuda::LaunchGraphs> graphs_ =
       std::make_unique<cuda::LaunchGraphs>();  ///< of calls of one token

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/device/arrivals.h"
+#include "kernels/cuda/device/element.cuh"
 #include "kernels/cuda/device/launch.cuh"
 
 namespace lode::cuda {
@@ -26,9 +27,16 @@ __device__ void copy_word(const TakenRows& rows, std::int64_t i) {
   reinterpret_cast<Word*>(to)[word] = reinterpret_cast<const Word*>(source)[word];
 }
 
-__device__ void unrotate_pair(const TurnedQueries& queries, std::int64_t pair) {
+/// A pair in float32, and as it was before RoPE.
+__device__ void take_pair(const TurnedQueries& queries, std::int64_t pair) {
   const std::int64_t half = queries.d / 2, i = pair % half, row = pair / half, place = row * queries.d + i;
-  float a = queries.q[place], b = queries.q[place + half];
+  const Vector q = {queries.q, queries.type};
+  float a = q[place], b = q[place + half];
+  if (queries.widened != nullptr) {
+    queries.widened[place] = a;
+    queries.widened[place + half] = b;
+  }
+  if (queries.plain == nullptr) return;
   if (i < queries.turning) {
     const auto position = static_cast<float>(queries.begin + row / queries.heads);
     float sine, cosine;
@@ -49,7 +57,7 @@ __global__ void arrive_kernel(TakenRows rows, TurnedQueries queries, std::int64_
   for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < words + pairs + places;
        i += std::int64_t{gridDim.x} * kThreads) {
     if (i < pairs) {  // they take longest
-      unrotate_pair(queries, i);
+      take_pair(queries, i);
     } else if (i < pairs + words) {
       copy_word<Word>(rows, i - pairs);
     } else {
@@ -58,6 +66,12 @@ __global__ void arrive_kernel(TakenRows rows, TurnedQueries queries, std::int64_
     }
   }
   __threadfence();  // for kernels that look places up before their wait (hopper.cuh)
+}
+
+__global__ void depart_kernel(const float* from, std::int64_t count, void* to, DType type) {
+  for (std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x; i < count;
+       i += std::int64_t{gridDim.x} * kThreads)
+    store_as(to, type, i, from[i]);
 }
 
 template <class Word>
@@ -74,7 +88,9 @@ void launch_arrive(const TakenRows& rows, const TurnedQueries& queries, StreamHa
   const std::int64_t row_words = 2 * rows.layout.row_bytes() / static_cast<std::int64_t>(sizeof(Word)),
                      words =
                          row_words * std::max<std::int64_t>(0, rows.end - rows.begin) * rows.layout.kv_heads,
-                     pairs = queries.plain == nullptr ? 0 : queries.tokens * queries.heads * (queries.d / 2),
+                     pairs = queries.plain == nullptr && queries.widened == nullptr
+                                 ? 0
+                                 : queries.tokens * queries.heads * (queries.d / 2),
                      places = queries.places == nullptr ? 0 : queries.tokens;
   const std::int64_t all = words + pairs + places;
   if (all == 0) return;
@@ -88,6 +104,12 @@ void arrive(const TakenRows& rows, const TurnedQueries& queries, StreamHandle st
   if (fits<uint4>(rows.from, rows.layout)) return launch_arrive<uint4>(rows, queries, stream);
   if (fits<std::uint32_t>(rows.from, rows.layout)) return launch_arrive<std::uint32_t>(rows, queries, stream);
   launch_arrive<std::uint16_t>(rows, queries, stream);
+}
+
+void depart(const float* from, std::int64_t count, void* to, DType type, StreamHandle stream) {
+  if (count == 0) return;
+  const auto blocks = static_cast<unsigned>(std::min(kMostBlocks, (count + kThreads - 1) / kThreads));
+  Launch(blocks, kThreads, 0, stream)(depart_kernel, from, count, to, type);
 }
 
 }  // namespace lode::cuda
