@@ -71,6 +71,7 @@ python_for_tests() {
 # folders.
 if command -v ccache >/dev/null; then
   fast_flags=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
+  export CCACHE_BASEDIR=$PWD  # what one clone has compiled serves another
 else
   fast_flags=(-DLODESTONE_PCH=ON)
 fi

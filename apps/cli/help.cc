@@ -143,12 +143,22 @@ std::string takers_of(const CLI::App& verb, const std::string& flag) {
   return fmt::format("; {} take{} it", fmt::join(names, " and "), names.size() == 1 ? "s" : "");
 }
 
+/// Our name of a flag that other tools have by this one; empty: none is known.
+std::string name_here(std::string_view flag) {
+  if (flag == "--temperature") return "--temp";
+  for (const std::string_view limit : {"--max-tokens", "--max-new-tokens", "--n-predict"})
+    if (flag == limit) return "--predict";
+  return "";
+}
+
 /// "; did you mean '--json'?" for a flag that the verb does not have, else which verb has it, else nothing.
 std::string flag_suggestion(const CLI::App& verb, const std::string& word) {
   std::vector<std::string> names;
   for (const CLI::Option* option : verb.get_options())
     for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
   const std::string flag = word.substr(0, word.find('='));
+  if (const std::string known = name_here(flag); std::find(names.begin(), names.end(), known) != names.end())
+    return "; did you mean '" + known + "'?";
   const auto begins = [&](const std::string& name) { return flag.size() > 3 && name.starts_with(flag); };
   const auto longer = std::find_if(names.begin(), names.end(), begins);
   if (longer != names.end()) return "; did you mean '" + *longer + "'?";
@@ -159,6 +169,12 @@ std::string flag_suggestion(const CLI::App& verb, const std::string& word) {
 /// "lodestone ask --help" says what a verb takes.
 std::string see_help(const std::string& path) {
   return fmt::format("`lodestone {}--help`", path);
+}
+
+/// A flag as it is; an argument that has a place alone, whose name a user does not type, with what it is.
+std::string described(const CLI::App& verb, const std::string& name) {
+  const CLI::Option* const option = name.starts_with('-') ? nullptr : verb.get_option_no_throw(name);
+  return option == nullptr ? name : fmt::format("{} ({})", name, option->get_description());
 }
 
 /// "a,b" as "a, b".
@@ -185,7 +201,7 @@ std::string reworded(const CLI::App& verb, const std::string& path, const CLI::P
   }
   if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr && said.ends_with(" is required"))
     return fmt::format("{}expected {}, found none; {} says what it is", where,
-                       said.substr(0, said.rfind(" is required")), see_help(path));
+                       described(verb, said.substr(0, said.rfind(" is required"))), see_help(path));
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr &&
       said.find(": At Most 1 ") < said.size())
     return fmt::format("{}: expected one value, found {}", name, said.substr(said.rfind(' ') + 1));

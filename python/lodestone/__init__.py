@@ -111,6 +111,11 @@ def _end_models() -> None:
         model.end()
 
 
+def _expect_seed(who: str, seed: int) -> None:
+    if not 0 <= seed < 2**64:
+        raise InputError(f"{who}: expected a seed from 0 to 2^64 - 1, found {seed}")
+
+
 def _expect_text(who: str, expected: str, found: object) -> None:
     """InputError for what is no str, or cannot be written in UTF-8."""
     if not isinstance(found, str):
@@ -144,7 +149,7 @@ class Model:
     ) -> Estimate:
         """What a document of so many tokens would take, measured on this machine for a few seconds.
 
-        specs: attention specs to measure; question: tokens of a question; kv_type: f32, f16, bf16 or q8; folder: where its file
+        specs: attention specs to measure; question: tokens of a question; kv_type: f32, f16, bf16, q8 or q4; folder: where its file
         would lie. InputError for unknown specs.
         """
         return self._model.estimate(tokens, _many(specs), question, kv_type, os.fspath(folder))
@@ -267,7 +272,7 @@ class Document:
     ) -> Document:
         """Reads a text with full attention and indexes it for `specs`; 'auto' among them measures methods on the text itself.
 
-        progress(tokens_done, tokens, layers_indexed, layers) is called between chunks. kv_type: f32, f16, bf16 or q8.
+        progress(tokens_done, tokens, layers_indexed, layers) is called between chunks. kv_type: f32, f16, bf16, q8 or q4.
         max_tokens: document, question and answer together, 0 = the model's own limit. seed: of methods that draw numbers.
         chat: put the text into the model's chat template, which the document and its file then keep: None = where the model has
         one, True = refuse a model without, False = never (a chat model then often answers nothing). As `lodestone index --chat`.
@@ -278,6 +283,7 @@ class Document:
         KeyboardInterrupt on Ctrl-C.
         """
         _expect_text("read", "a text", text)
+        _expect_seed("read", seed)
         made = _Document.read(model._model, text, _many(specs), kv_type, max_tokens, seed, progress, chat, system, document_role, think)
         for remark in made.remarks:
             warnings.warn(remark, stacklevel=2)
@@ -347,11 +353,13 @@ class Document:
         chat: bool | None = None,
         think: str | None = None,
         after: Answer | None = None,
+        top_k: int = 0,
+        top_p: float = 1.0,
     ) -> Answer:
         """Asks a question. `stream=True` returns at once; iterate over the answer.
 
         max_new_tokens: of the answer at most; stop: texts that end it, left out; temperature: 0 = the likeliest token always;
-        seed: of the draws at other temperatures.
+        at others tokens are drawn, from the top_k likeliest (0 = all) that together have a share of top_p; seed: of the draws.
         attention: one of `methods`, 'full', or 'auto': the cheapest method that was measured on the document and found good, else
         full. None = 'auto' where methods were measured, else the first that the document is indexed for, else full.
         chat: a document that was read in a chat template is asked in it, and answers end with the turn: None = there, True = refuse
@@ -373,6 +381,7 @@ class Document:
             raise InputError(f"ask: expected an Answer to go on from as after=, found {type(after).__name__}")
         if max_thought_tokens is not None and max_thought_tokens < 0:
             raise InputError(f"ask: expected max_thought_tokens of 0 or more, or None, found {max_thought_tokens}")
+        _expect_seed("ask", seed)
         answer = Answer(
             _Stream(
                 self._document,
@@ -381,6 +390,8 @@ class Document:
                 max_new_tokens,
                 _many(stop),
                 temperature,
+                top_k,
+                top_p,
                 seed,
                 template,
                 exact,
@@ -419,7 +430,7 @@ class Document:
 
     @property
     def kv_type(self) -> str:
-        """f32, f16, bf16 or q8."""
+        """f32, f16, bf16, q8 or q4."""
         return self._document.kv_type
 
     @property

@@ -26,8 +26,7 @@ struct Asked {
   std::optional<std::string> attention;
   std::int64_t max_new_tokens = 0;
   std::vector<std::string> stop;
-  double temperature = 0;
-  std::uint64_t seed = 0;
+  Sampling sampling;
   std::optional<std::string> question_template;
   bool exact = false, sources = false;
   std::optional<std::int64_t> max_thought_tokens;
@@ -80,8 +79,7 @@ class Stream {
       remark_ = prompts.remark();
     }
     request.options.max_new_tokens = asked.max_new_tokens;
-    request.options.sampling.temperature = asked.temperature;
-    request.options.sampling.seed = asked.seed;
+    request.options.sampling = asked.sampling;
     request.want_sources = asked.sources;
     if (asked.sources)
       ask_nothing(request);
@@ -253,27 +251,29 @@ void bind_stream(nb::module_& m) {
           "__init__",
           [](Stream* self, std::shared_ptr<PyDocument> document, const std::string& question,
              std::optional<std::string> attention, std::int64_t max_new_tokens, std::vector<std::string> stop,
-             double temperature, std::uint64_t seed, std::optional<std::string> question_template, bool exact,
-             bool sources, std::optional<std::int64_t> max_thought_tokens, std::optional<bool> chat,
+             double temperature, int top_k, double top_p, std::uint64_t seed,
+             std::optional<std::string> question_template, bool exact, bool sources,
+             std::optional<std::int64_t> max_thought_tokens, std::optional<bool> chat,
              std::optional<std::string> think, Stream* after) {
-            new (self) Stream(std::move(document), question,
-                              {.attention = std::move(attention),
-                               .max_new_tokens = max_new_tokens,
-                               .stop = std::move(stop),
-                               .temperature = temperature,
-                               .seed = seed,
-                               .question_template = std::move(question_template),
-                               .exact = exact,
-                               .sources = sources,
-                               .max_thought_tokens = max_thought_tokens,
-                               .chat = chat,
-                               .think = std::move(think)},
-                              after);
+            new (self) Stream(
+                std::move(document), question,
+                {.attention = std::move(attention),
+                 .max_new_tokens = max_new_tokens,
+                 .stop = std::move(stop),
+                 .sampling = {.temperature = temperature, .top_k = top_k, .top_p = top_p, .seed = seed},
+                 .question_template = std::move(question_template),
+                 .exact = exact,
+                 .sources = sources,
+                 .max_thought_tokens = max_thought_tokens,
+                 .chat = chat,
+                 .think = std::move(think)},
+                after);
           },
           nb::arg("document"), nb::arg("question"), nb::arg("attention").none(), nb::arg("max_new_tokens"),
-          nb::arg("stop"), nb::arg("temperature"), nb::arg("seed"), nb::arg("template").none(),
-          nb::arg("exact"), nb::arg("sources"), nb::arg("max_thought_tokens").none(), nb::arg("chat").none(),
-          nb::arg("think").none(), nb::arg("after").none())
+          nb::arg("stop"), nb::arg("temperature"), nb::arg("top_k"), nb::arg("top_p"), nb::arg("seed"),
+          nb::arg("template").none(), nb::arg("exact"), nb::arg("sources"),
+          nb::arg("max_thought_tokens").none(), nb::arg("chat").none(), nb::arg("think").none(),
+          nb::arg("after").none())
       .def(
           "__iter__", [](nb::handle self) { return nb::borrow(self); },
           nb::sig("def __iter__(self) -> collections.abc.Iterator[str]"))

@@ -120,10 +120,12 @@ Array array_of(const ArrayArgument& argument, Name name) {
     array = view_of<Array>(*seen, argument.object);
   } else if (!nb::try_cast(argument.object, array, false)) {
     PyErr_Clear();  // what a __dlpack__ raised
-    throw nb::type_error((std::string(name) +
-                          ": expected an array (of NumPy, or with __dlpack__, without gradients), found " +
-                          nb::str(argument.object.type().attr("__name__")).c_str())
-                             .c_str());
+    throw nb::type_error(
+        (std::string(name) +
+         ": expected an array (of NumPy in this machine's byte order, or with __dlpack__, without "
+         "gradients), found " +
+         nb::str(argument.object.type().attr("__name__")).c_str())
+            .c_str());
   }
   if (array.data() == nullptr && array.size() > 0)
     throw nb::type_error(

@@ -30,11 +30,17 @@ nb::object attend_rows(const ArrayArgument& q_, const ArrayArgument& k_, const A
   const Array q = array_of(q_, "q"), k = array_of(k_, "k"), v = array_of(v_, "v");
   const auto queries = floats(q, 2, "q");
   const auto kv = kv_heads(k, v);
+  check_queries(q, k);
   std::vector<Run> all = {{0, static_cast<Position>(k.shape(1))}};
   std::vector<KeyChoice> choices;
   std::vector<Array> given;
   if (!rows.is_none()) {
     for (const ArrayArgument& r : row_arrays(rows)) given.push_back(array_of(r, "rows"));
+    for (const Array& r : given)
+      if (r.ndim() == 0)
+        throw nb::value_error(
+            "rows: expected an int32 array for each KV head or each query head, found one array of numbers; "
+            "give a list of arrays");
     for (const Array& r : given)
       choices.push_back({.runs = {}, .rows = int32s(r, 1, "rows"), .log_weights = {}});
   } else {
@@ -58,6 +64,7 @@ nb::object attend_prompt(const ArrayArgument& q_, const ArrayArgument& k_, const
   const Array q = array_of(q_, "q"), k = array_of(k_, "k"), v = array_of(v_, "v");
   const auto queries = floats(q, 3, "q");
   const auto kv = kv_heads(k, v);
+  check_queries(q, k);
   const std::size_t tokens = q.shape(0), heads = q.shape(1), d = k.shape(2);
   Buffers out(tokens * heads, d);
   const auto threads = shared_threads();
@@ -130,9 +137,21 @@ std::shared_ptr<ThreadPool>* the_threads = nullptr;
 }  // namespace
 
 void check_cpu_options(nb::handle stream, nb::handle out) {
-  if (!stream.is_none() || !out.is_none())
-    throw nb::value_error(
-        "stream and out: expected None, since the arrays lie in the CPU's memory, found a value");
+  for (const auto& [name, value] : {std::pair{"stream", stream}, std::pair{"out", out}})
+    if (!value.is_none())
+      throw nb::value_error(
+          (std::string(name) + ": expected None, since the arrays lie in the CPU's memory, found a value")
+              .c_str());
+}
+
+void check_queries(const Array& q, const Array& k) {
+  const std::size_t kv_heads = k.shape(0), heads = q.shape(q.ndim() - 2);
+  if (kv_heads == 0 || heads == 0 || heads % kv_heads != 0 || heads > kMostQueryHeads ||
+      q.shape(q.ndim() - 1) != k.shape(2))
+    throw nb::value_error(("q: expected [" + std::string(q.ndim() == 3 ? "tokens, " : "") + "a multiple of " +
+                           std::to_string(kv_heads) + " heads up to " + std::to_string(kMostQueryHeads) +
+                           ", " + std::to_string(k.shape(2)) + "] as k has them, found " + shape_text(q))
+                              .c_str());
 }
 
 std::vector<ArrayArgument> row_arrays(nb::handle rows) {

@@ -37,7 +37,7 @@ struct GpuLayer {
         v(gpu_array<Array>(v_, "v", caller)) {
     queries.q = floats(q, dims, "q").data();
     const DType type = check_keys_and_values(k, v);
-    check_shapes(dims);
+    check_shapes();
     kv = strided(k, v, type);
     queries.layout = {static_cast<int>(k.shape(0)), static_cast<int>(k.shape(2)), type, 0};
     queries.count = dims == 2 ? 1 : static_cast<int>(q.shape(0));
@@ -56,16 +56,10 @@ struct GpuLayer {
   }
 
  private:
-  void check_shapes(std::size_t dims) const {
-    constexpr std::size_t kMostDim = 512, kMostHeads = 1024;
+  void check_shapes() const {
+    constexpr std::size_t kMostDim = 512;
     constexpr std::size_t kMostRows = std::numeric_limits<std::int32_t>::max();
-    const std::size_t kv_heads = k.shape(0);
-    if (kv_heads == 0 || heads() == 0 || heads() % kv_heads != 0 || heads() > kMostHeads ||
-        q.shape(dims - 1) != d())
-      throw nb::value_error(("q: expected [" + std::string(dims == 3 ? "tokens, " : "") + "a multiple of " +
-                             std::to_string(kv_heads) + " heads up to 1024, " + std::to_string(d()) +
-                             "] as k has them, found " + shape_text(q))
-                                .c_str());
+    check_queries(q, k);
     if (d() == 0 || d() > kMostDim || k.shape(1) > kMostRows)
       throw nb::value_error(
           ("k: expected heads of 1 to 512 numbers and less than 2^31 tokens, found " + shape_text(k))

@@ -16,12 +16,15 @@ namespace {
 Estimate estimate(const PyModel& model, std::int64_t tokens, const std::vector<std::string>& specs,
                   std::int64_t question, const std::string& kv_type, const std::string& folder) {
   model.process.check("Model");
-  const EstimateOptions options = {
-      .tokens = tokens,
-      .question = question,
-      .kv_type = parse_dtype(kv_type),
-      .device = model.device,
-      .free_disk = static_cast<std::int64_t>(std::filesystem::space(folder).available)};
+  std::error_code error;
+  const auto room = std::filesystem::space(folder, error);
+  if (error)
+    throw InputError("estimate: expected a folder that is there, found '" + folder + "': " + error.message());
+  const EstimateOptions options = {.tokens = tokens,
+                                   .question = question,
+                                   .kv_type = parse_dtype(kv_type),
+                                   .device = model.device,
+                                   .free_disk = static_cast<std::int64_t>(room.available)};
   const std::vector<Spec> asked = parse_specs(specs);
   const nb::gil_scoped_release release;
   return estimate_document(model.model, options, asked, [](std::string_view) {});

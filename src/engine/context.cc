@@ -197,7 +197,7 @@ MethodId Context::Impl::find(const Spec& spec) const {
 
 void Context::Impl::require_room(std::int64_t more) const {
   if (tokens() + more <= options.max_tokens) return;
-  throw InputError(fmt::format("expected at most {} tokens in the context (-c), found {} there and {} to add",
+  throw InputError(fmt::format("expected at most {} tokens in the context, found {} there and {} to add",
                                options.max_tokens, tokens(), more));
 }
 

@@ -302,7 +302,7 @@ void expect_same(const std::filesystem::path& path, const char* what, const std:
   if (expected == found) return;
   throw InputError(
       fmt::format("{}: this context was made with another {} (expected {}, found {}): index the text again "
-                  "or name the right model with -m",
+                  "or give the right model with it",
                   path.string(), what, expected, found));
 }
 
@@ -512,12 +512,13 @@ void expect_finite_rows(const Context::Impl& c, const Share& tokens) {
     for (std::size_t at = static_cast<std::size_t>(tokens.begin) * row;
          at < static_cast<std::size_t>(tokens.end) * row; at += row)
       if (!all_finite(rows.subspan(at, row), c.options.kv_type, c.kv.shape().dim(layer)))
-        throw InputError(fmt::format("layer {} KV head {}: expected finite {}, found others at token {}: {}",
-                                     layer, head, item % 2 == 0 ? "keys" : "values", at / row,
-                                     c.options.kv_type == DType::f16 || c.options.kv_type == DType::q4
-                                         ? "beyond the range of f16, --kv-type bf16 holds them, or the "
-                                           "model's weights are damaged"
-                                         : "the model's weights are damaged"));
+        throw InputError(
+            fmt::format("layer {} KV head {}: expected finite {}, found others at token {}: {}", layer, head,
+                        item % 2 == 0 ? "keys" : "values", at / row,
+                        c.options.kv_type == DType::f16 || c.options.kv_type == DType::q4
+                            ? "beyond the range of f16 (keys and values in bf16 hold them), or the "
+                              "model's weights are damaged"
+                            : "the model's weights are damaged"));
   });
 }
 

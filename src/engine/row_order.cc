@@ -34,7 +34,7 @@ bool order_rows(Context& context) {
 void expect_order(const Context& context) {
   const Context::Impl& c = context.impl();
   if (c.gpu != nullptr)
-    throw InputError("expected --device cpu beside --order cluster, found a context on a GPU");
+    throw InputError("expected device cpu beside --order cluster, found a context on a GPU");
   if (c.kv.shape().shared_rows)
     throw InputError(
         "expected a model whose heads have rows of their own for --order cluster, found latent rows");

@@ -179,7 +179,7 @@ void check_sources(const Request& request) {
     throw InputError(
         "sources of answers about a document on a GPU: expected heads of 64 to 512 dimensions, a multiple of "
         "16, and "
-        "no recurrent layers, found others: ask without sources, or use --device cpu");
+        "no recurrent layers, found others: ask without sources, or on the CPU");
 }
 
 }  // namespace
@@ -195,7 +195,7 @@ void Scheduler::Impl::check(const Request& request) const {
   const std::int64_t prompt = std::ssize(request.prompt);
   if (document.tokens() + prompt > document.max_tokens())
     throw InputError(fmt::format(
-        "expected at most {} tokens in the context (-c), found {} of the document and {} of the question",
+        "expected at most {} tokens in the context, found {} of the document and {} of the question",
         document.max_tokens(), document.tokens(), prompt));
   const std::int64_t bytes = Sequence::bytes(document, RunningAnswer::room_of(request));
   if (bytes > stats.memory)

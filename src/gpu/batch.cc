@@ -45,9 +45,9 @@ CudaContext& on_gpu(GpuContext& context) {
 std::unique_ptr<GpuBatch> make_gpu_batch(const ModelConfig& config, std::shared_ptr<const GpuModel> model,
                                          const GpuBatchOptions& options) {
   if (options.kv_type != DType::f32 && options.kv_type != DType::f16 && options.kv_type != DType::bf16)
-    throw InputError(
-        fmt::format("questions asked together on a GPU: expected --kv-type f32, f16 or bf16, found {}",
-                    name_of(options.kv_type)));
+    throw InputError(fmt::format(
+        "questions asked together on a GPU: expected keys and values in f32, f16 or bf16, found {}",
+        name_of(options.kv_type)));
   if (model->gpus() > 1)
     throw InputError(
         fmt::format("questions asked together on a GPU: expected one GPU, found {} that share the model or "
@@ -145,7 +145,7 @@ std::vector<CudaBatch::Token> CudaBatch::tokens_of(const GpuBatchRow& row, float
     if (method == nullptr)
       throw InputError(
           "questions asked together on a GPU: expected a method that chooses its keys there, found one that "
-          "the host chooses for: use full, or --device cpu");
+          "the host chooses for: use full, or the CPU");
   }
   const std::int64_t seam = whole_blocks(document.tokens_);
   std::vector<Token> tokens;

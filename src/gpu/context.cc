@@ -151,7 +151,7 @@ std::unique_ptr<CudaContext> CudaContext::make(const ModelConfig& config,
   if (place.on_host && part != nullptr)
     throw InputError(
         fmt::format("expected keys and values of a model with {} on the GPU, found them in host memory ({}): "
-                    "use fewer tokens (-c), another --kv-type, or --device cpu",
+                    "use a smaller context, another type of keys and values, or the CPU",
                     part, place.sentence));
   place.sentence = sentence_of(place, options);
   if (!model->remark().empty()) place.sentence += "; " + model->remark();

@@ -197,9 +197,8 @@ void refuse_what_only_the_cpu_has(const ModelConfig& c) {
       : !LayerKinds::fits(c) ? "layers with a window whose heads differ"
                              : nullptr;
   if (part == nullptr) return;
-  throw InputError(
-      fmt::format("--device cuda: expected a model without {}, found them in {}: use --device cpu", part,
-                  c.architecture));
+  throw InputError(fmt::format("on a GPU: expected a model without {}, found them in {}: use the CPU", part,
+                               c.architecture));
 }
 
 /// What several GPUs do not share.
@@ -417,9 +416,8 @@ cuda::ExpertMatrices CudaModel::take_experts(const std::vector<ExpertWeights>& e
   for (std::int64_t e = 0; e < count; ++e) {
     const Weight& own = experts[static_cast<std::size_t>(e)].*which;
     if (own.type != one.type)
-      throw InputError(
-          fmt::format("--device cuda: expected the experts of a layer in one type, found {} and {}",
-                      name_of(one.type), name_of(own.type)));
+      throw InputError(fmt::format("on a GPU: expected the experts of a layer in one type, found {} and {}",
+                                   name_of(one.type), name_of(own.type)));
     all.all = place(own, format, 0, begin + e * each);
   }
   all.all.data = begin;

@@ -178,10 +178,10 @@ std::uint32_t expect_header(Reader& reader, std::span<const std::byte> file, con
   if (text.starts_with("FUGG"))
     throw InputError(where + ": expected a little-endian GGUF file, found a big-endian one");
   if (!text.starts_with(kMagic))
-    throw InputError(
-        fmt::format("{}: expected a GGUF file, which begins with 'GGUF', found {} bytes that "
-                    "begin with '{}'",
-                    where, text.size(), excerpt(text.substr(0, 4))));
+    throw InputError(fmt::format("{}: expected a GGUF file, which begins with 'GGUF', found {}", where,
+                                 text.empty() ? "an empty file"
+                                              : fmt::format("{} bytes that begin with '{}'", text.size(),
+                                                            excerpt(text.substr(0, 4)))));
   reader.take(kMagic.size(), "magic");
   const auto version = reader.number<std::uint32_t>("version");
   if (version != 0 && (version & 0xffffu) == 0)

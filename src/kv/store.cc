@@ -46,7 +46,7 @@ class Reservation {
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED) {
       throw RunError(fmt::format(
-          "cannot reserve {} bytes of address space for the KV cache: {}; a smaller context (-c) needs less",
+          "cannot reserve {} bytes of address space for the KV cache: {}; a smaller context needs less",
           bytes, std::strerror(errno)));
     }
     data_ = static_cast<std::byte*>(at);

@@ -90,12 +90,16 @@ class UnknownWords(ProgramTest):
         self.assert_refused(run("verify", "--jso", self.model), "--json")
         self.assert_refused(run("verify", "--xyzzyxyzzy", self.model), "--xyzzyxyzzy")
         self.assert_refused(run("verify", "--qui", self.model), "'--qui'", "'--quiet'")
+        for theirs, ours in (("--temperature", "--temp"), ("--max-tokens=9", "--predict"), ("--max-new-tokens", "--predict")):
+            self.assert_refused(run("ask", "x.lode", "Who?", theirs, "9"), f"did you mean '{ours}'?")
+            self.assertNotIn(f"'{ours}'", self.assert_refused(run("verify", theirs, self.model)).err)
         self.assert_refused(run("ask", "--predict"), "--predict: expected a value, found none")
         self.assert_refused(run("ask", "x.lode", "--system", "x"), "'--system'; `lodestone index` takes it")
         self.assert_refused(run("verify", self.model, self.text), "verify: expected no further argument", str(self.text))
         self.assert_refused(run("verify", "--device", "cpu", "--device", "auto", self.model), "--device: expected one value, found 2")
         self.assert_refused(run("probe", "-f", self.text), "probe: expected --model, found none", "lodestone probe --help")
-        self.assert_refused(run("verify"), "verify: expected file, found none")
+        self.assert_refused(run("verify"), "verify: expected file (a .lode file, ", "), found none")
+        self.assert_refused(run("ask"), "ask: expected context (the .lode file), found none")
         self.assert_refused(run("bench", "prefill", "-m", self.model, "--random", "pocket"), "bench prefill: expected one of", "--model",
                             "--random")
 

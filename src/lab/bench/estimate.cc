@@ -211,6 +211,10 @@ void judge_room(const Model& model, const EstimateOptions& options, Estimate& es
 Estimate estimate_document(const std::shared_ptr<const Model>& model, const EstimateOptions& options,
                            std::span<const Spec> specs, const std::function<void(std::string_view)>& note) {
   const ModelConfig& config = model->config();
+  if (options.tokens < 1 || options.question < 1)
+    throw InputError(fmt::format(
+        "estimate: expected a document and a question of at least one token each, found {} and {}",
+        options.tokens, options.question));
   const bool too_long = options.tokens + options.question >= config.max_positions;
   if (too_long && options.machines == 1)
     throw InputError(fmt::format(
@@ -218,7 +222,7 @@ Estimate estimate_document(const std::shared_ptr<const Model>& model, const Esti
         config.max_positions, options.tokens, options.question));
   Estimate estimate;
   if (options.machines > 1 && options.device == Device::cuda)
-    throw InputError("over several machines: expected --device cpu, found cuda");
+    throw InputError("over several machines: expected device cpu, found cuda");
   const MemoryPlan plan =
       plan_memory(*model, options.kv_type, share_of_one(options) + options.question, specs);
   estimate.host_bytes = plan.total();

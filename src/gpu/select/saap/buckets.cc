@@ -132,8 +132,8 @@ void GpuBuckets::take_network(int layer, const BucketChoice& choice, cuda::Strea
     if (queries.buckets != net_.buckets || queries.hidden != net_.hidden ||
         is_residual(queries) != net_.residual) {
       throw InputError(fmt::format(
-          "attention spec '{}': expected as many buckets and hidden units in all layers with --device cuda, "
-          "found {} and {} beside {} and {}; --device cpu takes any",
+          "attention spec '{}': expected as many buckets and hidden units in all layers on a GPU, "
+          "found {} and {} beside {} and {}; the CPU takes any",
           spec_.str(), net_.buckets, net_.hidden, queries.buckets, queries.hidden));
     }
     const std::vector<std::byte> packed = cuda::pack_net(
@@ -174,8 +174,8 @@ void GpuBuckets::take_networks(const GpuKeys& keys, cuda::StreamHandle stream) {
     }
     if (!supports(*choice, geometry_.query_heads / geometry_.kv_heads)) {
       throw InputError(
-          fmt::format("attention spec '{}': expected at most {} buckets with --device cuda, found "
-                      "{}; index it again, or ask with --device cpu, which takes any",
+          fmt::format("attention spec '{}': expected at most {} buckets on a GPU, found "
+                      "{}; index it again, or ask on the CPU, which takes any",
                       spec_.str(), kMostBucketsOfGpu, choice->queries.front().buckets));
     }
     if (!allocated) allocate(*choice);

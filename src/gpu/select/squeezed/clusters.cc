@@ -27,8 +27,8 @@ cuda::CentroidKind kind_of(const ClusterTree& tree) {
 
 [[noreturn]] void refuse(const Spec& spec, std::int64_t nodes) {
   throw InputError(
-      fmt::format("attention spec '{}': expected fewer clusters with --device cuda, found {}; "
-                  "--device cpu takes any",
+      fmt::format("attention spec '{}': expected fewer clusters on a GPU, found {}; "
+                  "the CPU takes any",
                   spec.str(), nodes));
 }
 
