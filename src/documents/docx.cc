@@ -11,7 +11,9 @@
 
 #include "documents/archive.h"
 #include "documents/docx_styles.h"
+#include "documents/item_number.h"
 #include "documents/readers.h"
+#include "documents/table_row.h"
 #include "documents/xml.h"
 #include "lodestone/error.h"
 
@@ -95,7 +97,8 @@ class Reader {
  private:
   /// What says once more what is read elsewhere: a text box for old programs, where moved text stood, how text looked.
   static bool skipped(std::string_view name) {
-    return name == "mc:Fallback" || name == "w:moveFrom" || name == "w:rPrChange" || name == "w:pPrChange";
+    return name == "mc:Fallback" || name == "w:moveFrom" || name == "w:rPrChange" || name == "w:pPrChange" ||
+           name == "w:tcPrChange" || name == "w:trPrChange";
   }
 
   void enter(const XmlEvent& e) {
@@ -108,12 +111,14 @@ class Reader {
       hidden_.back() = is_on(e.attribute("w:val"));
     if (in_properties_ && ((e.name == "w:vanish" && is_on(e.attribute("w:val"))) || e.name == "w:del"))
       paragraph_.left_out = true;
-    if (e.name == "w:tbl") ++tables_, out_.break_line(2);
-    if (e.name == "w:tr") out_.break_line(), cell_of_row_ = 0;
+    if (e.name == "w:tbl") ++tables_, rows_.emplace_back(), out_.break_line(2);
+    if (e.name == "w:tr") out_.break_line(), rows_.back() = {};
+    if (e.name == "w:gridBefore") rows_.back().cover(columns(e));
     if (e.name == "w:tc") {
-      if (cell_of_row_++ > 0) out_.space(), put("| ");
+      for (std::size_t bars = rows_.back().begin_cell(empty_); bars > 0; --bars) out_.space(), put("| ");
       ++cells_;
     }
+    if (e.name == "w:gridSpan") rows_.back().cover(columns(e) - 1);
     if (e.name == "w:pStyle") style(e.attribute("w:val"));
     if (e.name == "w:numId") paragraph_.place.list = e.attribute("w:val");
     if (e.name == "w:ilvl") paragraph_.place.level = list_level(e.attribute("w:val"));
@@ -125,6 +130,11 @@ class Reader {
     if ((e.name == "w:footnote" || e.name == "w:endnote") && e.attribute("w:type").empty())
       note_ = note(e) + " ";
     if (e.name == "w:lastRenderedPageBreak" && page_ > 0) out_.at(++page_, 1);
+  }
+
+  /// At least one.
+  static std::size_t columns(const XmlEvent& e) {
+    return static_cast<std::size_t>(std::max<std::int64_t>(number_of(e.attribute("w:val"), 1), 1));
   }
 
   /// "[1]", "[2]", ... in the order in which notes are referred to: Word's own ids begin anywhere, and a footnote may have
@@ -146,6 +156,7 @@ class Reader {
     if (name == "w:footnote" || name == "w:endnote") note_.clear();
     if (name == "w:p" && cells_ > 0) out_.space();
     if (name == "w:tc") --cells_;
+    if (name == "w:tbl" && rows_.size() > 1) rows_.pop_back();
     if (name == "w:tbl" && --tables_ == 0) out_.break_line(2);
   }
 
@@ -213,7 +224,9 @@ class Reader {
   DocxStyles& styles_;
   std::int32_t page_;
   bool in_text_ = false, in_properties_ = false, list_ = false, after_list_ = false;
-  int skip_ = 0, tables_ = 0, cells_ = 0, cell_of_row_ = 0;
+  int skip_ = 0, tables_ = 0, cells_ = 0;
+  std::vector<TableRow> rows_ = {{}};  // of the tables that are open; the first is of none
+  EmptyCells empty_;
   std::vector<bool> hidden_;  // of each run that is open: a text box lies in one
   Paragraph paragraph_;
   std::vector<Paragraph> around_;  // those that hold the text boxes that are open

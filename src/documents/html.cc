@@ -16,6 +16,7 @@
 #include "documents/encoding.h"
 #include "documents/item_number.h"
 #include "documents/readers.h"
+#include "documents/table_row.h"
 #include "lodestone/error.h"
 
 #if LODE_LIBXML2
@@ -358,6 +359,73 @@ void add_notes(const xmlNode* root, PageNotes& notes) {
   }
 }
 
+bool is_cell(std::string_view name) {
+  return name == "td" || name == "th";
+}
+
+/// Over how many columns or rows a cell goes, as browsers read it; 0 rows are those to the end.
+std::int64_t span_of(const xmlNode* cell, const char* name) {
+  const bool rows = name == "rowspan"sv;
+  const std::int64_t span = whole(attribute(cell, name)).value_or(1);
+  if (span < 0 || (span == 0 && !rows)) return 1;
+  return std::min<std::int64_t>(span, rows ? 65534 : 1000);
+}
+
+/// Whether one of the table's own cells, none of a table in it, goes over several columns or rows.
+bool has_spans(const xmlNode* table) {
+  bool found = false;
+  walk(
+      table,
+      [&](const xmlNode* node) {
+        if (found || node->type != XML_ELEMENT_NODE) return false;
+        const std::string_view name = element_of(node).name;
+        if (is_cell(name) && node->properties != nullptr)
+          found = span_of(node, "colspan") != 1 || span_of(node, "rowspan") != 1;
+        return node == table || name != "table";
+      },
+      [](const xmlNode*) {});
+  return found;
+}
+
+/// A table that is open: where the cells of its rows stand.
+class Table {
+ public:
+  explicit Table(bool spans) : spans_(spans) {}
+  /// Where no cell spans anything, cells are put as they come.
+  bool spans() const { return spans_; }
+  /// How much text there was in front of the row.
+  std::size_t begin() const { return begin_; }
+
+  void begin_row(std::size_t text) {
+    row_ = {};
+    begin_ = text;
+    ++number_;
+  }
+  /// Cells go on in rows of their own thead, tbody or tfoot alone.
+  void begin_rows() { ends_.clear(); }
+
+  /// How many bars stand in front of the cell.
+  std::size_t begin_cell(const xmlNode* cell, EmptyCells& empty) {
+    while (row_.column() < ends_.size() && ends_[row_.column()] > number_) row_.cover(1);
+    const std::size_t first = row_.column(), bars = row_.begin_cell(empty);
+    row_.cover(static_cast<std::size_t>(span_of(cell, "colspan") - 1));
+    const std::int64_t rows = span_of(cell, "rowspan"), end = rows == 0 ? INT64_MAX : number_ + rows;
+    const std::size_t behind = std::min(row_.column(), kTableColumns);
+    if (rows == 1 || first >= behind) return bars;
+    if (ends_.size() < behind) ends_.resize(behind, 0);
+    std::fill(ends_.begin() + static_cast<std::ptrdiff_t>(first),
+              ends_.begin() + static_cast<std::ptrdiff_t>(behind), end);
+    return bars;
+  }
+
+ private:
+  bool spans_;
+  TableRow row_;
+  std::size_t begin_ = 0;
+  std::int64_t number_ = 0;         // of the row
+  std::vector<std::int64_t> ends_;  // of each column: the row in which it is free again
+};
+
 /// Puts what is shown.
 class Walk {
  public:
@@ -377,10 +445,11 @@ class Walk {
     if (element.breaks < 0 || is_hidden(node, element.name, notes_)) return false;
     if (lines_) line_ = static_cast<std::int32_t>(std::min<long>(xmlGetLineNo(node), INT32_MAX));
     const bool list = is_list(element.name), nested = list && !lists_.empty();
-    if (element.breaks > 0) out_.break_line(nested ? 1 : element.breaks);
+    const bool behind_bars =
+        cells_ > 0 && element.name != "table" && !out_.at_line_start() && bars_end_ == out_.text().size();
+    if (element.breaks > 0 && !behind_bars) out_.break_line(nested ? 1 : element.breaks);
+    enter_table(node, element.name);
     if (element.name == "pre") ++pre_;
-    if (is_cell(element.name)) ++cells_;
-    if (is_cell(element.name) && !out_.at_line_start()) out_.space(), put("| ");
     if (list) lists_.push_back(list_at(node, element.name));
     if (element.name == "li")
       pending_ += item_mark(node);
@@ -404,15 +473,37 @@ class Walk {
     if (breaks > 0 && element.name != "br") out_.break_line(breaks);
     if (element.name == "pre" && pre_ > 0) --pre_;
     if (is_cell(element.name)) --cells_;
+    if (element.name == "table" && !tables_.empty()) tables_.pop_back();
     const std::string_view mark = element.name != "li" ? element.mark
-                                  : lists_.empty()     ? "- "
-                                                       : lists_.back().mark;
+                                  : lists_.empty()     ? "- "sv
+                                                       : std::string_view(lists_.back().mark);
     if (!mark.empty() && pending_.ends_with(mark)) pending_.resize(pending_.size() - mark.size());
   }
 
   static bool is_list(std::string_view name) { return name == "ol" || name == "ul" || name == "menu"; }
 
-  static bool is_cell(std::string_view name) { return name == "td" || name == "th"; }
+  void enter_table(const xmlNode* node, std::string_view name) {
+    if (name == "table") tables_.emplace_back(has_spans(node));
+    if (is_cell(name)) enter_cell(node);
+    if (tables_.empty()) return;
+    if (name == "tr") tables_.back().begin_row(out_.text().size());
+    if (name == "thead" || name == "tbody" || name == "tfoot") tables_.back().begin_rows();
+  }
+
+  /// A bar stands between cells in a line. Where cells span others, each stands in its column, behind an empty cell for each
+  /// column that is covered; unless paragraphs in cells broke the row's line.
+  void enter_cell(const xmlNode* node) {
+    ++cells_;
+    const bool starts = out_.at_line_start();
+    std::size_t bars = starts ? 0 : 1;
+    if (!tables_.empty() && tables_.back().spans()) {
+      const std::size_t own = tables_.back().begin_cell(node, empty_);
+      const bool broken = starts && out_.text().size() > tables_.back().begin();
+      if (!broken) bars = std::max(bars, own);
+    }
+    for (std::size_t bar = 0; bar < bars; ++bar) out_.space(), put("| ");
+    if (starts && bars > 0) bars_end_ = out_.text().size();
+  }
 
   std::string item_mark(const xmlNode* node) {
     if (lists_.empty()) return "- ";
@@ -501,9 +592,12 @@ class Walk {
   TextBuilder& out_;
   int pre_ = 0, cells_ = 0;
   std::int32_t line_ = 1;
-  std::vector<List> lists_;  // from the outermost
-  std::string pending_;      // marks of the elements that were entered, until they have text
-  std::string label_;        // of the note that was entered, until it has text
+  std::vector<List> lists_;    // from the outermost
+  std::vector<Table> tables_;  // from the outermost
+  EmptyCells empty_;
+  std::size_t bars_end_ = 0;  // of those that a row began with: a paragraph behind them stands in their line
+  std::string pending_;       // marks of the elements that were entered, until they have text
+  std::string label_;         // of the note that was entered, until it has text
 };
 
 void silent(void*, const char*, ...) {}

@@ -18,6 +18,11 @@ char type_of(const std::string& format) {
                                                                                                    : '1';
 }
 
+/// Numbers of several levels say how deep they are; bullets are indented, as those of HTML.
+std::string bullet(int level) {
+  return std::string(2 * static_cast<std::size_t>(level), ' ') + "- ";
+}
+
 }  // namespace
 
 void OdtLists::read_styles(std::string_view xml, std::string_view where) {
@@ -80,7 +85,7 @@ std::string OdtLists::begin_paragraph() {
   List& list = open_.back();
   list.goes_on = false;
   const auto found = styles_.find(list.style);
-  if (found == styles_.end()) return "- ";
+  if (found == styles_.end()) return bullet(list.level);
   Numbers& numbers = numbers_[list.style];
   std::int64_t& number = numbers[static_cast<std::size_t>(list.level)];
   number = list.start.value_or(number + 1);
@@ -104,7 +109,7 @@ std::string OdtLists::heading(int level, const XmlEvent& e) {
 
 std::string OdtLists::mark(const Levels& levels, const Numbers& numbers, int level) {
   const Level& own = levels[static_cast<std::size_t>(level)];
-  if (own.type == '-') return "- ";
+  if (own.type == '-') return bullet(level);
   if (own.type == ' ') return {};
   std::string text;
   for (int i = level + 1 - own.shown; i <= level; ++i) {

@@ -298,6 +298,7 @@ class Kinds(ProgramTest):
         self.assertEqual(self.read(page("<ol reversed><li>three<li>two<li>one</ol><ol style='list-style: none'><li>none</ol><ol><li><ol type=i><li>both</ol></ol>")),
                          "3. three\n2. two\n1. one\n\n- none\n\n1. i. both\n")
         self.assertEqual(self.read(page("<ol start=x><li value=99999999999><h2>Head</h2>text</ol>")), "1. ## Head\n\ntext\n")
+        self.assertEqual(self.read(page("<ol><li><li>two<li></ol><ul><li></ul><p>Behind empty items.")), "2. two\n\nBehind empty items.\n")
 
     def test_numbers_of_notes_in_html(self):
         def page(body):
@@ -334,6 +335,35 @@ class Kinds(ProgramTest):
         self.assertEqual(self.read(page(f"<p>{marks}</p>")), " ".join(f"A{word}" for word in words) + "\n")
         self.assertEqual(self.read(page("<table><tr><td><sup>1</sup>H<td><sup>13</sup>C<tr><td><a href='#n'><sup>2</sup></a>x</table><table><tr><td id=n><sup>2</sup>In May.</table>")),
                          "1H | 13C\n[2]x\n\n[2] In May.\n")
+
+    def test_cells_of_html_tables_stand_in_their_columns(self):
+        def table(rows):
+            return self.read(f"<html><body><table>{rows}</table></body></html>")
+
+        self.assertEqual(table("<tr><th rowspan=2>Region<th colspan=2>2024<tr><th>Q1<th>Q2<tr><td rowspan=2>North<td>100<td>200<tr><td colspan=2>500 both"),
+                         "Region | 2024\n| Q1 | Q2\nNorth | 100 | 200\n| 500 both\n")
+        self.assertEqual(table("<tr><td><td colspan=2>2024<td>2025<tr><td>North<td>1<td>2<td>3"), "| 2024 | | 2025\nNorth | 1 | 2 | 3\n")
+        self.assertEqual(table("<tr><td rowspan=3>a<td rowspan=2 colspan=2>b<td>c<tr><td>d<tr><td>e<td>f<td>g<tr><td>h"), "a | b | | c\n| | | d\n| e | f | g\nh\n")
+        self.assertEqual(table("<tr><td rowspan=0>a<td rowspan=70000>b<td>c" + "<tr><td>d" * 3), "a | b | c\n" + "| | d\n" * 3)
+        self.assertEqual(table("<thead><tr><td rowspan=9>a<td rowspan=0>b<td>c</thead><tbody><tr><td>d<td>e</tbody>"), "a | b | c\nd | e\n")
+        # A cell that two others cover, hidden rows and cells, paragraphs and notes in cells.
+        self.assertEqual(table("<tr><td>a<td rowspan=2>b<tr><td colspan=2>c<td>d<tr><td>e<td>f"), "a | b\nc | | d\ne | f\n")
+        self.assertEqual(table("<tr><td rowspan=2>a<td hidden colspan=5>x<td>b<tr hidden><td>y<tr><td>c"), "a | b\n| c\n")
+        self.assertEqual(table("<tr><td rowspan=2><p>a</p><td><p>b</p><tr><td><p>c</p>"), "a\n\nb\n\n| c\n")
+        # Tables in cells have columns of their own, and leave those around them theirs.
+        self.assertEqual(table("<tr><td rowspan=2>a<td>b<tr><td><table><tr><td>c<td>d<tr><td>e</table><tr><td>f<td>g"), "a | b\n|\n\nc | d\ne\n\nf | g\n")
+        self.assertEqual(table("<tr><td>a<td><table><tr><td colspan=2>b<td>c</table><tr><td><td>d"), "a |\n\nb | | c\n\nd\n")
+        # No spans: what says 1, and nonsense; cells without a table.
+        self.assertEqual(table("<tr><td colspan=1 rowspan=1><td colspan=-3>b<td colspan=0>c<td colspan=x>d<td rowspan=-1>e<tr><td>f"), "b | c | d | e\nf\n")
+        self.assertEqual(self.read("<html><body><div><td colspan=3>a<td>b</div><tr rowspan=2><td>c</body></html>"), self.read("<html><body><div><td>a<td>b</div><tr><td>c</body></html>"))
+
+    def test_spans_of_html_tables_have_bounds(self):
+        self.assertEqual(self.read("<html><body><table><tr><td colspan=5000>a<td>b<tr><td colspan=100>c"), "a |" + " |" * 255 + " b\nc\n")
+        for rows in ("<tr><td colspan=1000>a<td>b" * 3000, "<tr><td rowspan=0 colspan=1000>a" + "<tr><td>b" * 5000,
+                     "<tr><td rowspan=65534>a<table>" * 40 + "<tr><td colspan=255>b<td>c" * 2000):
+            text = self.read(f"<html><body><table>{rows}</table></body></html>")
+            self.assertLess(len(text), 8 * len(rows))
+            self.assertEqual(text.count("b"), rows.count("b") - rows.count("table"))
 
     def test_what_html_hides_is_not_read(self):
         hidden = ("<p hidden>A</p><p style='color: red; DISPLAY : None !important'>B</p><span style='visibility:hidden'>C</span><template><p>D<div>E</div></template>"
@@ -379,6 +409,26 @@ class Kinds(ProgramTest):
         body = "".join(p(f"Text {i}", more=f'<w:{kind}Reference w:id="{i}"/>') for kind, i in (("footnote", 3), ("endnote", 2), ("footnote", 2)))
         file = documents.docx(body, footnotes="".join(notes["footnote"]), endnotes="".join(notes["endnote"]))
         self.assertEqual(self.read(file), "[1]Text 3\n\n[2]Text 2\n\n[3]Text 2\n\n[3] footnote 2\n\n[1] footnote 3\n\n[2] endnote 2\n\n[4] endnote 3\n")
+
+    def test_cells_of_docx_tables_stand_in_their_columns(self):
+        def cell(text, columns="", more=""):
+            span = f'<w:gridSpan w:val="{columns}"/>' if columns else ""
+            return f"<w:tc><w:tcPr>{span}{more}</w:tcPr>{documents.docx_paragraph(text)}</w:tc>"
+
+        def table(*rows):
+            return "<w:tbl>" + "".join(f"<w:tr>{row}</w:tr>" for row in rows) + "</w:tbl>"
+
+        before = '<w:trPr><w:gridBefore w:val="2"/></w:trPr>'
+        goes_on = "<w:vMerge/>"
+        self.assertEqual(self.read(documents.docx(table(cell("a", 2) + cell("b") + cell("c", 9), before + cell("x") + cell("y"), cell("", 2, goes_on) + cell("z")))), "a | | b | c\n| | x | y\n| | z\n")
+        # A table in a cell has columns of its own; spans of before a change are past.
+        inner = f"<w:tc><w:tcPr><w:gridSpan w:val='2'/></w:tcPr>{table(cell('b', 3) + cell('c', 4))}<w:p/></w:tc>"
+        self.assertEqual(self.read(documents.docx(table(cell("a") + inner + cell("d")))), "a |\n\nb | | | c | | d\n")
+        old = '<w:tcPrChange><w:tcPr><w:gridSpan w:val="5"/></w:tcPr></w:tcPrChange>'
+        self.assertEqual(self.read(documents.docx(table(cell("a", 2, old) + cell("b"), cell("c", -7) + cell("d", "x") + cell("e", 0) + cell("f")))), "a | | b\nc | d | e | f\n")
+        self.assertEqual(self.read(documents.docx(table(cell("a", 2000000000) + cell("b")))), "a |" + " |" * 255 + " b\n")
+        rows = [cell("a", 1000) + cell("b")] * 1000
+        self.assertLess(len(self.read(documents.docx(table(*rows)))), 2 * (2048 + 8 * 2000) + 8 * 1000)
 
     def test_office_documents_of_other_programs(self):
         """Other prefixes of namespaces than usual, none, and parts with other names."""
@@ -434,7 +484,56 @@ class Kinds(ProgramTest):
                 "<text:list><text:list-item><text:p>item</text:p></text:list-item></text:list>"
                 "<table:table><table:table-row><table:table-cell><text:p>x</text:p></table:table-cell><table:table-cell><text:p>y</text:p></table:table-cell>"
                 "</table:table-row></table:table>")
-        self.assertEqual(self.read(documents.odt(body)), "## Head\n\nOne   two. [noted ]\n- item\nx | y\n")
+        self.assertEqual(self.read(documents.odt(body)), "## Head\n\nOne   two. [noted]\n- item\nx | y\n")
+        note = "<text:note><text:note-citation>1</text:note-citation><text:note-body>{}</text:note-body></text:note>"
+        body = f"<text:p>Anna{note.format('<text:p>On 3 March. </text:p>')} Bergstrom {note.format('<text:p>a</text:p><text:p>b</text:p>')}</text:p><text:p>{note.format('')}c</text:p>"
+        self.assertEqual(self.read(documents.odt(body)), "Anna [On 3 March.] Bergstrom [a b]\n\n[]c\n")
+
+    def test_cells_of_odt_tables_stand_in_their_columns(self):
+        def cell(text="", columns=1):
+            many = f' table:number-columns-repeated="{columns}"' if columns != 1 else ""
+            return f"<table:table-cell{many}><text:p>{text}</text:p></table:table-cell>"
+
+        def table(*rows):
+            return "<table:table>" + "".join(f'<table:table-row table:number-rows-repeated="{times}">{"".join(cells)}</table:table-row>' for times, *cells in rows) + "</table:table>"
+
+        covered = "<table:covered-table-cell/>"
+        self.assertEqual(self.read(documents.odt(table((1, cell("a"), covered, cell("b")), (1, covered, cell("c"), cell("d")), (1, cell("e"), covered, covered)))), "a | | b\n| c | d\ne\n")
+        hidden = '<table:covered-table-cell table:number-columns-repeated="2"><text:p>under it</text:p></table:covered-table-cell>'
+        self.assertEqual(self.read(documents.odt(table((1, cell("a"), hidden, cell("b"))))), "a | | | b\n")
+        # Equal neighbours stand there once; empty ones at the end of a row or of the table are as many as a sheet has.
+        rest, rows = cell(columns=16384), 1048576
+        body = table((1, cell("a", 3), cell("b"), rest), (1, cell("x"), cell("", 2), cell("y")), (1, cell("", 2), cell("z")), (2, cell("q"), cell("r", 2)), (rows, rest),
+                     (rows, cell(), cell()), (1, rest, cell("far")))
+        self.assertEqual(self.read(documents.odt(body + "<text:p>after</text:p>")),
+                         "a | a | a | b\nx | | | y\n| | z\nq | r | r\nq | r | r\n" + "| " * 256 + "far\n\nafter\n")
+        # A table in a cell has columns of its own.
+        inner = table((2, cell("c", 2), covered, cell("d"))).replace("<table:table>", '<table:table table:is-sub-table="true">')
+        self.assertEqual(self.read(documents.odt(table((1, cell("a", 2), f"<table:table-cell>{inner}</table:table-cell>", cell("b"))))), "a | a |\nc | c | | d\nc | c | | d\n\n| b\n")
+        # Nonsense, and more than anybody reads.
+        self.assertEqual(self.read(documents.odt(table((-1, cell("a", -3), cell("b", "x"), cell("c", 0)), ("", cell("d", "99999999999"))))), "a | b | c\nd\n")
+        self.assertEqual(self.read(documents.odt(table((1, cell("a", 16384))))), " | ".join(["a"] * 256) + "\n")
+        self.assertEqual(self.read(documents.odt(table((rows, cell("a"))))), "a\n" * 1000)
+
+    def test_a_table_that_repeats_too_much_is_named(self):
+        many = '<table:table><table:table-row table:number-rows-repeated="1048576"><table:table-cell><text:p>a</text:p></table:table-cell></table:table-row></table:table>'
+        path = documents.write(self.folder, "many.odt", documents.odt(many))
+        result = self.assert_done(run("index", "-m", self.model, "-f", path, "-o", self.folder / "many.lode"))
+        self.assertIn("repeats cells or rows too often; some repeats are left out", result.err)
+
+    def test_depth_of_odt_bullets(self):
+        def items(*texts):
+            return "<text:list>" + "".join(f"<text:list-item>{t}</text:list-item>" for t in texts) + "</text:list>"
+
+        def p(text):
+            return f"<text:p>{text}</text:p>"
+
+        body = items(p("a"), p("b") + items(p("c") + items(p("d")) + p("more of c"), '<text:h text:outline-level="2">e</text:h>'), items(p("f")))
+        self.assertEqual(self.read(documents.odt(body + items(p("g")))), "- a\n- b\n  - c\n    - d\nmore of c\n## e\n  - f\n- g\n")
+        styled = ('<text:list-style style:name="L1"><text:list-level-style-number text:level="1" style:num-format="1" style:num-suffix="."/>'
+                  '<text:list-level-style-bullet text:level="2"/></text:list-style>')
+        body = items(p("a") + items(p("b")), p("c")).replace("<text:list>", '<text:list text:style-name="L1">', 1)
+        self.assertEqual(self.read(documents.odt(body, styled)), "1. a\n  - b\n2. c\n")
 
     def test_numbers_of_word_lists(self):
         def level(i, text, form="decimal", more=""):
