@@ -387,17 +387,52 @@ bool has_spans(const xmlNode* table) {
   return found;
 }
 
+/// Without blanks: files are indented.
+std::size_t text_bytes(std::string_view text) {
+  return static_cast<std::size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return !is_blank(c); }));
+}
+
+/// Whether a row stands in one line: little text, and nothing that needs lines. A page that is laid out in a table has
+/// paragraphs in its cells that are none of a row.
+bool is_line(const xmlNode* row) {
+  constexpr std::size_t kMost = 1000;  // bytes, and nodes
+  constexpr std::array kOwnLines = {"table"sv, "ul"sv, "ol"sv, "menu"sv, "dl"sv, "pre"sv,
+                                    "h1"sv,    "h2"sv, "h3"sv, "h4"sv,   "h5"sv, "h6"sv};
+  std::size_t bytes = 0, nodes = 0;
+  bool found = false;
+  walk(
+      row,
+      [&](const xmlNode* node) {
+        if (found) return false;
+        if ((node->type == XML_TEXT_NODE || node->type == XML_CDATA_SECTION_NODE) && node->content != nullptr)
+          bytes += text_bytes(reinterpret_cast<const char*>(node->content));
+        else if (node->type == XML_ELEMENT_NODE)
+          found = std::find(kOwnLines.begin(), kOwnLines.end(), element_of(node).name) != kOwnLines.end();
+        found = found || bytes > kMost || ++nodes > kMost;
+        return !found;
+      },
+      [](const xmlNode*) {});
+  return !found;
+}
+
 /// A table that is open: where the cells of its rows stand.
 class Table {
  public:
   explicit Table(bool spans) : spans_(spans) {}
-  /// Where no cell spans anything, cells are put as they come.
-  bool spans() const { return spans_; }
+  /// Else cells are put as they come.
+  bool has_columns() const { return spans_ || line_; }
+  /// Whether a cell is open whose row stands in one line, whatever paragraphs are in it.
+  bool in_line() const { return line_ && cells_ > 0; }
+  void note_cell() { ++cells_; }
+  void end_cell() { cells_ = std::max(0, cells_ - 1); }
   /// How much text there was in front of the row.
   std::size_t begin() const { return begin_; }
 
-  void begin_row(std::size_t text) {
+  void begin_row(std::size_t text, bool line) {
     row_ = {};
+    line_ = line;
+    cells_ = 0;
     begin_ = text;
     ++number_;
   }
@@ -419,7 +454,8 @@ class Table {
   }
 
  private:
-  bool spans_;
+  bool spans_, line_ = false;
+  int cells_ = 0;  // that are open
   TableRow row_;
   std::size_t begin_ = 0;
   std::int64_t number_ = 0;         // of the row
@@ -447,7 +483,10 @@ class Walk {
     const bool list = is_list(element.name), nested = list && !lists_.empty();
     const bool behind_bars =
         cells_ > 0 && element.name != "table" && !out_.at_line_start() && bars_end_ == out_.text().size();
-    if (element.breaks > 0 && !behind_bars) out_.break_line(nested ? 1 : element.breaks);
+    if (element.breaks > 0 && in_line())
+      out_.space();
+    else if (element.breaks > 0 && !behind_bars)
+      out_.break_line(nested ? 1 : element.breaks);
     enter_table(node, element.name);
     if (element.name == "pre") ++pre_;
     if (list) lists_.push_back(list_at(node, element.name));
@@ -470,9 +509,12 @@ class Walk {
     const Element element = element_of(node);
     if (is_list(element.name) && !lists_.empty()) lists_.pop_back();
     const int breaks = is_list(element.name) && !lists_.empty() ? 1 : element.breaks;
-    if (breaks > 0 && element.name != "br") out_.break_line(breaks);
+    if (is_cell(element.name)) end_cell();
+    if (breaks > 0 && in_line())
+      out_.space();
+    else if (breaks > 0 && element.name != "br")
+      out_.break_line(breaks);
     if (element.name == "pre" && pre_ > 0) --pre_;
-    if (is_cell(element.name)) --cells_;
     if (element.name == "table" && !tables_.empty()) tables_.pop_back();
     const std::string_view mark = element.name != "li" ? element.mark
                                   : lists_.empty()     ? "- "sv
@@ -486,9 +528,17 @@ class Walk {
     if (name == "table") tables_.emplace_back(has_spans(node));
     if (is_cell(name)) enter_cell(node);
     if (tables_.empty()) return;
-    if (name == "tr") tables_.back().begin_row(out_.text().size());
+    if (name == "tr") tables_.back().begin_row(out_.text().size(), is_line(node));
     if (name == "thead" || name == "tbody" || name == "tfoot") tables_.back().begin_rows();
   }
+
+  void end_cell() {
+    --cells_;
+    if (!tables_.empty()) tables_.back().end_cell();
+  }
+
+  /// In a cell of a row that stands in one line.
+  bool in_line() const { return !tables_.empty() && tables_.back().in_line(); }
 
   /// A bar stands between cells in a line. Where cells span others, each stands in its column, behind an empty cell for each
   /// column that is covered; unless paragraphs in cells broke the row's line.
@@ -496,7 +546,8 @@ class Walk {
     ++cells_;
     const bool starts = out_.at_line_start();
     std::size_t bars = starts ? 0 : 1;
-    if (!tables_.empty() && tables_.back().spans()) {
+    if (!tables_.empty()) tables_.back().note_cell();
+    if (!tables_.empty() && tables_.back().has_columns()) {
       const std::size_t own = tables_.back().begin_cell(node, empty_);
       const bool broken = starts && out_.text().size() > tables_.back().begin();
       if (!broken) bars = std::max(bars, own);

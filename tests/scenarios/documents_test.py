@@ -349,13 +349,25 @@ class Kinds(ProgramTest):
         # A cell that two others cover, hidden rows and cells, paragraphs and notes in cells.
         self.assertEqual(table("<tr><td>a<td rowspan=2>b<tr><td colspan=2>c<td>d<tr><td>e<td>f"), "a | b\nc | | d\ne | f\n")
         self.assertEqual(table("<tr><td rowspan=2>a<td hidden colspan=5>x<td>b<tr hidden><td>y<tr><td>c"), "a | b\n| c\n")
-        self.assertEqual(table("<tr><td rowspan=2><p>a</p><td><p>b</p><tr><td><p>c</p>"), "a\n\nb\n\n| c\n")
+        self.assertEqual(table("<tr><td rowspan=2><p>a</p><td><p>b</p><tr><td><p>c</p>"), "a | b\n| c\n")
         # Tables in cells have columns of their own, and leave those around them theirs.
         self.assertEqual(table("<tr><td rowspan=2>a<td>b<tr><td><table><tr><td>c<td>d<tr><td>e</table><tr><td>f<td>g"), "a | b\n|\n\nc | d\ne\n\nf | g\n")
-        self.assertEqual(table("<tr><td>a<td><table><tr><td colspan=2>b<td>c</table><tr><td><td>d"), "a |\n\nb | | c\n\nd\n")
+        self.assertEqual(table("<tr><td>a<td><table><tr><td colspan=2>b<td>c</table><tr><td><td>d"), "a |\n\nb | | c\n\n| d\n")
         # No spans: what says 1, and nonsense; cells without a table.
-        self.assertEqual(table("<tr><td colspan=1 rowspan=1><td colspan=-3>b<td colspan=0>c<td colspan=x>d<td rowspan=-1>e<tr><td>f"), "b | c | d | e\nf\n")
+        self.assertEqual(table("<tr><td colspan=1 rowspan=1><td colspan=-3>b<td colspan=0>c<td colspan=x>d<td rowspan=-1>e<tr><td>f"), "| b | c | d | e\nf\n")
         self.assertEqual(self.read("<html><body><div><td colspan=3>a<td>b</div><tr rowspan=2><td>c</body></html>"), self.read("<html><body><div><td>a<td>b</div><tr><td>c</body></html>"))
+
+    def test_short_rows_of_html_tables_stand_in_one_line(self):
+        """As LibreOffice and Word write them: a paragraph in each cell. Pages that are laid out in tables keep their paragraphs."""
+        def table(rows):
+            return self.read(f"<html><body><table>{rows}</table></body></html>")
+
+        self.assertEqual(table("<tr>\n <td>\n  <p>Region</p>\n </td>\n <td><p><b>Q1</b></p></td><tr><td><p>North</p><td><p>100</p><p>more</p>"), "Region | Q1\nNorth | 100 more\n")
+        self.assertEqual(table("<tr><td><p></p><th>Q1<th>Q2<tr><td>North<td>1<br>x<td>2"), "| Q1 | Q2\nNorth | 1 x | 2\n")
+        self.assertEqual(table("<tr><td><div>a</div><td><ul><li>b<li>c</ul>"), "a\n\n- b\n- c\n")
+        self.assertEqual(table("<tr><td>a<table><tr><td><p>b</p><td><p>c</p><tr><td>d<td><td>e</table><td><p>f</p>"), "a\n\nb | c\nd | | e\n\nf\n")
+        long = "word " * 300
+        self.assertEqual(table(f"<tr><td><td><p>{long}</p><p>b</p><td><p>c</p><tr><td><p>d</p><td><p>e</p>"), f"{long.strip()}\n\nb\n\nc\n\nd | e\n")
 
     def test_spans_of_html_tables_have_bounds(self):
         self.assertEqual(self.read("<html><body><table><tr><td colspan=5000>a<td>b<tr><td colspan=100>c"), "a |" + " |" * 255 + " b\nc\n")
