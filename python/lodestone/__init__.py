@@ -20,6 +20,7 @@ Letters in shapes: S cached tokens, T new tokens, B query tokens of a step, L la
 from __future__ import annotations
 
 import atexit
+import numbers
 import os
 import warnings
 import weakref
@@ -111,9 +112,10 @@ def _end_models() -> None:
         model.end()
 
 
-def _expect_seed(who: str, seed: int) -> None:
-    if not 0 <= seed < 2**64:
-        raise InputError(f"{who}: expected a seed from 0 to 2^64 - 1, found {seed}")
+def _expect_whole(who: str, what: str, value: int, end: int) -> None:
+    """A whole number of 0 or more, below `end`."""
+    if not isinstance(value, numbers.Integral) or not 0 <= value < end:
+        raise InputError(f"{who}: expected {what} from 0 to {end - 1}, found {value!r}")
 
 
 def _expect_text(who: str, expected: str, found: object) -> None:
@@ -283,7 +285,7 @@ class Document:
         KeyboardInterrupt on Ctrl-C.
         """
         _expect_text("read", "a text", text)
-        _expect_seed("read", seed)
+        _expect_whole("read", "a seed", seed, 2**64)
         made = _Document.read(model._model, text, _many(specs), kv_type, max_tokens, seed, progress, chat, system, document_role, think)
         for remark in made.remarks:
             warnings.warn(remark, stacklevel=2)
@@ -381,7 +383,8 @@ class Document:
             raise InputError(f"ask: expected an Answer to go on from as after=, found {type(after).__name__}")
         if max_thought_tokens is not None and max_thought_tokens < 0:
             raise InputError(f"ask: expected max_thought_tokens of 0 or more, or None, found {max_thought_tokens}")
-        _expect_seed("ask", seed)
+        _expect_whole("ask", "a seed", seed, 2**64)
+        _expect_whole("ask", "top_k", top_k, 2**31)
         answer = Answer(
             _Stream(
                 self._document,

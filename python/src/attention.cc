@@ -30,7 +30,7 @@ nb::object attend_rows(const ArrayArgument& q_, const ArrayArgument& k_, const A
   const Array q = array_of(q_, "q"), k = array_of(k_, "k"), v = array_of(v_, "v");
   const auto queries = floats(q, 2, "q");
   const auto kv = kv_heads(k, v);
-  check_queries(q, k);
+  check_queries(q, k, std::nullopt);
   std::vector<Run> all = {{0, static_cast<Position>(k.shape(1))}};
   std::vector<KeyChoice> choices;
   std::vector<Array> given;
@@ -64,7 +64,7 @@ nb::object attend_prompt(const ArrayArgument& q_, const ArrayArgument& k_, const
   const Array q = array_of(q_, "q"), k = array_of(k_, "k"), v = array_of(v_, "v");
   const auto queries = floats(q, 3, "q");
   const auto kv = kv_heads(k, v);
-  check_queries(q, k);
+  check_queries(q, k, std::nullopt);
   const std::size_t tokens = q.shape(0), heads = q.shape(1), d = k.shape(2);
   Buffers out(tokens * heads, d);
   const auto threads = shared_threads();
@@ -144,14 +144,16 @@ void check_cpu_options(nb::handle stream, nb::handle out) {
               .c_str());
 }
 
-void check_queries(const Array& q, const Array& k) {
+void check_queries(const Array& q, const Array& k, std::optional<std::size_t> most_heads) {
   const std::size_t kv_heads = k.shape(0), heads = q.shape(q.ndim() - 2);
-  if (kv_heads == 0 || heads == 0 || heads % kv_heads != 0 || heads > kMostQueryHeads ||
-      q.shape(q.ndim() - 1) != k.shape(2))
-    throw nb::value_error(("q: expected [" + std::string(q.ndim() == 3 ? "tokens, " : "") + "a multiple of " +
-                           std::to_string(kv_heads) + " heads up to " + std::to_string(kMostQueryHeads) +
-                           ", " + std::to_string(k.shape(2)) + "] as k has them, found " + shape_text(q))
-                              .c_str());
+  if (kv_heads > 0 && heads > 0 && heads % kv_heads == 0 && heads <= most_heads.value_or(heads) &&
+      q.shape(q.ndim() - 1) == k.shape(2))
+    return;
+  throw nb::value_error(("q: expected [" + std::string(q.ndim() == 3 ? "tokens, " : "") + "a multiple of " +
+                         std::to_string(kv_heads) + " heads" +
+                         (most_heads ? " up to " + std::to_string(*most_heads) : "") + ", " +
+                         std::to_string(k.shape(2)) + "] as k has them, found " + shape_text(q))
+                            .c_str());
 }
 
 std::vector<ArrayArgument> row_arrays(nb::handle rows) {

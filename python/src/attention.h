@@ -40,9 +40,8 @@ inline float scale_of(std::optional<float> scale, std::size_t d) {
   return scale ? *scale : 1.0f / std::sqrt(static_cast<float>(d));
 }
 
-inline constexpr std::size_t kMostQueryHeads = 1024;
 /// Queries [Hq, d] or [T, Hq, d] are to fit keys [Hkv, S, d]. ValueError otherwise.
-void check_queries(const Array& q, const Array& k);
+void check_queries(const Array& q, const Array& k, std::optional<std::size_t> most_heads);
 /// A state's arrays are to be [..., d] and [...], the first alike to `first` unless that is null.
 void check_state(const Array& output, const Array& lse, const Array* first, Name name);
 /// Queries [B, Hq, d] are to fit a plan, and d the keys.

@@ -57,9 +57,9 @@ struct GpuLayer {
 
  private:
   void check_shapes() const {
-    constexpr std::size_t kMostDim = 512;
+    constexpr std::size_t kMostDim = 512, kMostHeads = 1024;
     constexpr std::size_t kMostRows = std::numeric_limits<std::int32_t>::max();
-    check_queries(q, k);
+    check_queries(q, k, kMostHeads);
     if (d() == 0 || d() > kMostDim || k.shape(1) > kMostRows)
       throw nb::value_error(
           ("k: expected heads of 1 to 512 numbers and less than 2^31 tokens, found " + shape_text(k))

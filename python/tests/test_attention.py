@@ -236,9 +236,9 @@ def test_what_does_not_fit_the_keys_is_named():
     q, k, v = made_up()
     with pytest.raises(ValueError, match=r"rows: expected an int32 array for each KV head .* give a list of arrays"):
         lodestone.attend(q, k, v, rows=np.arange(3, dtype=np.int32))
-    with pytest.raises(ValueError, match=r"q: expected \[a multiple of 2 heads up to 1024, 64\] as k has them, found \[8, 63\]"):
+    with pytest.raises(ValueError, match=r"q: expected \[a multiple of 2 heads, 64\] as k has them, found \[8, 63\]"):
         lodestone.attend(np.ascontiguousarray(q[:, 1:]), k, v)
-    with pytest.raises(ValueError, match=r"q: expected \[tokens, a multiple of 2 heads .* found \[4, 7, 64\]"):
+    with pytest.raises(ValueError, match=r"q: expected \[tokens, a multiple of 2 heads, 64.* found \[4, 7, 64\]"):
         lodestone.attend_causal(np.ones((4, 7, 64), np.float32), k, v)
     with pytest.raises(TypeError, match="in this machine's byte order"):
         lodestone.attend(q.astype(">f4"), k, v)

@@ -211,6 +211,9 @@ def test_an_estimate(model):
     for wrong in ({"tokens": 0}, {"tokens": -5}, {"tokens": 9, "question": -1}):
         with pytest.raises(lodestone.InputError, match="at least one token each, found"):
             model.estimate(**wrong)
+    for wrong in ({"tokens": 2**63 - 1}, {"tokens": 9, "question": 2**63 - 1}):
+        with pytest.raises(lodestone.InputError, match="the model's context, found"):
+            model.estimate(**wrong)
     with pytest.raises(lodestone.InputError, match="expected a folder that is there, found '/nope'"):
         model.estimate(9, folder="/nope")
 
@@ -221,10 +224,10 @@ def test_draws_are_from_the_likeliest_tokens_that_the_caller_names(document):
     assert document.ask(QUESTION, temperature=2.0, top_p=1e-6).text == greedy
     drawn = {document.ask(QUESTION, temperature=2.0, seed=seed).text for seed in range(3)}
     assert len(drawn | {greedy}) > 2
-    for wrong in ({"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}):
+    for wrong in ({"top_k": -1}, {"top_k": 2**31}, {"top_p": 0.0}, {"top_p": 1.5}, {"seed": 1.5}, {"seed": "a"}):
         with pytest.raises(lodestone.InputError, match="expected"):
             document.ask(QUESTION, temperature=1.0, **wrong)
-    with pytest.raises(lodestone.InputError, match="ask: expected a seed from 0 to 2.64 - 1, found -1"):
+    with pytest.raises(lodestone.InputError, match="ask: expected a seed from 0 to 18446744073709551615, found -1"):
         document.ask(QUESTION, seed=-1)
 
 

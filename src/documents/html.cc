@@ -363,6 +363,10 @@ bool is_cell(std::string_view name) {
   return name == "td" || name == "th";
 }
 
+bool is_row_group(std::string_view name) {
+  return name == "thead" || name == "tbody" || name == "tfoot";
+}
+
 /// Over how many columns or rows a cell goes, as browsers read it; 0 rows are those to the end.
 std::int64_t span_of(const xmlNode* cell, const char* name) {
   const bool rows = name == "rowspan"sv;
@@ -393,45 +397,57 @@ std::size_t text_bytes(std::string_view text) {
       std::count_if(text.begin(), text.end(), [](char c) { return !is_blank(c); }));
 }
 
-/// Whether a row stands in one line: little text, and nothing that needs lines. A page that is laid out in a table has
-/// paragraphs in its cells that are none of a row.
-bool is_line(const xmlNode* row) {
-  constexpr std::size_t kMost = 1000;  // bytes, and nodes
-  constexpr std::array kOwnLines = {"table"sv, "ul"sv, "ol"sv, "menu"sv, "dl"sv, "pre"sv,
-                                    "h1"sv,    "h2"sv, "h3"sv, "h4"sv,   "h5"sv, "h6"sv};
-  std::size_t bytes = 0, nodes = 0;
-  bool found = false;
+/// How a row stands in the text.
+struct RowShape {
+  bool columns = false;  ///< nothing in its cells needs lines of its own: each cell is in its column
+  bool line = false;     ///< and it has several: paragraphs in them are parts of a line
+};
+
+/// A page that is laid out in a table has paragraphs of much text in its cells, and they are none of a row.
+RowShape shape_of(const xmlNode* row, const PageNotes& notes) {
+  constexpr std::size_t kMostText = 1000;  // bytes, where there are paragraphs
+  constexpr int kMostBreaks = 2;           // in a cell; a poem has more
+  constexpr std::array kOwnLines = {"tr"sv, "table"sv, "ul"sv, "ol"sv, "menu"sv, "dl"sv, "pre"sv,
+                                    "h1"sv, "h2"sv,    "h3"sv, "h4"sv, "h5"sv,   "h6"sv};
+  std::size_t bytes = 0;
+  int cells = 0, breaks = 0;
+  bool paragraphs = false, lines = false;
   walk(
       row,
       [&](const xmlNode* node) {
-        if (found) return false;
+        if (lines || node == row) return !lines;
         if ((node->type == XML_TEXT_NODE || node->type == XML_CDATA_SECTION_NODE) && node->content != nullptr)
           bytes += text_bytes(reinterpret_cast<const char*>(node->content));
-        else if (node->type == XML_ELEMENT_NODE)
-          found = std::find(kOwnLines.begin(), kOwnLines.end(), element_of(node).name) != kOwnLines.end();
-        found = found || bytes > kMost || ++nodes > kMost;
-        return !found;
+        if (node->type != XML_ELEMENT_NODE) return false;
+        const Element element = element_of(node);
+        if (element.breaks < 0 || is_hidden(node, element.name, notes)) return false;
+        if (is_cell(element.name)) ++cells, breaks = 0;
+        paragraphs = paragraphs || element.breaks > 0;
+        lines = (element.name == "br" && ++breaks > kMostBreaks) ||
+                std::find(kOwnLines.begin(), kOwnLines.end(), element.name) != kOwnLines.end();
+        return !lines;
       },
       [](const xmlNode*) {});
-  return !found;
+  const bool columns = !lines && (!paragraphs || bytes <= kMostText);
+  return {columns, columns && cells > 1};
 }
 
 /// A table that is open: where the cells of its rows stand.
 class Table {
  public:
   explicit Table(bool spans) : spans_(spans) {}
-  /// Else cells are put as they come.
-  bool has_columns() const { return spans_ || line_; }
-  /// Whether a cell is open whose row stands in one line, whatever paragraphs are in it.
-  bool in_line() const { return line_ && cells_ > 0; }
+  const RowShape& row() const { return shape_; }
+  bool has_spans() const { return spans_; }
+  /// Whether a cell is open whose row stands in one line.
+  bool in_line() const { return shape_.line && cells_ > 0; }
   void note_cell() { ++cells_; }
   void end_cell() { cells_ = std::max(0, cells_ - 1); }
   /// How much text there was in front of the row.
   std::size_t begin() const { return begin_; }
 
-  void begin_row(std::size_t text, bool line) {
+  void begin_row(std::size_t text, const RowShape& shape) {
     row_ = {};
-    line_ = line;
+    shape_ = shape;
     cells_ = 0;
     begin_ = text;
     ++number_;
@@ -443,6 +459,7 @@ class Table {
   std::size_t begin_cell(const xmlNode* cell, EmptyCells& empty) {
     while (row_.column() < ends_.size() && ends_[row_.column()] > number_) row_.cover(1);
     const std::size_t first = row_.column(), bars = row_.begin_cell(empty);
+    shape_.line = shape_.line || (shape_.columns && bars > 0);  // beside a cell of a row above
     row_.cover(static_cast<std::size_t>(span_of(cell, "colspan") - 1));
     const std::int64_t rows = span_of(cell, "rowspan"), end = rows == 0 ? INT64_MAX : number_ + rows;
     const std::size_t behind = std::min(row_.column(), kTableColumns);
@@ -454,7 +471,8 @@ class Table {
   }
 
  private:
-  bool spans_, line_ = false;
+  bool spans_;
+  RowShape shape_;
   int cells_ = 0;  // that are open
   TableRow row_;
   std::size_t begin_ = 0;
@@ -481,11 +499,9 @@ class Walk {
     if (element.breaks < 0 || is_hidden(node, element.name, notes_)) return false;
     if (lines_) line_ = static_cast<std::int32_t>(std::min<long>(xmlGetLineNo(node), INT32_MAX));
     const bool list = is_list(element.name), nested = list && !lists_.empty();
-    const bool behind_bars =
-        cells_ > 0 && element.name != "table" && !out_.at_line_start() && bars_end_ == out_.text().size();
     if (element.breaks > 0 && in_line())
       out_.space();
-    else if (element.breaks > 0 && !behind_bars)
+    else if (element.breaks > 0)
       out_.break_line(nested ? 1 : element.breaks);
     enter_table(node, element.name);
     if (element.name == "pre") ++pre_;
@@ -515,7 +531,7 @@ class Walk {
     else if (breaks > 0 && element.name != "br")
       out_.break_line(breaks);
     if (element.name == "pre" && pre_ > 0) --pre_;
-    if (element.name == "table" && !tables_.empty()) tables_.pop_back();
+    if (!tables_.empty()) leave_table(element.name);
     const std::string_view mark = element.name != "li" ? element.mark
                                   : lists_.empty()     ? "- "sv
                                                        : std::string_view(lists_.back().mark);
@@ -528,8 +544,14 @@ class Walk {
     if (name == "table") tables_.emplace_back(has_spans(node));
     if (is_cell(name)) enter_cell(node);
     if (tables_.empty()) return;
-    if (name == "tr") tables_.back().begin_row(out_.text().size(), is_line(node));
-    if (name == "thead" || name == "tbody" || name == "tfoot") tables_.back().begin_rows();
+    if (name == "tr") tables_.back().begin_row(out_.text().size(), shape_of(node, notes_));
+    if (is_row_group(name)) tables_.back().begin_rows();
+  }
+
+  void leave_table(std::string_view name) {
+    if (name == "tr") end_row();
+    if (is_row_group(name)) tables_.back().begin_rows();
+    if (name == "table") tables_.pop_back();
   }
 
   void end_cell() {
@@ -540,20 +562,26 @@ class Walk {
   /// In a cell of a row that stands in one line.
   bool in_line() const { return !tables_.empty() && tables_.back().in_line(); }
 
-  /// A bar stands between cells in a line. Where cells span others, each stands in its column, behind an empty cell for each
-  /// column that is covered; unless paragraphs in cells broke the row's line.
+  /// A bar stands between cells in a line. Where cells are in their columns, an empty cell stands for each column that a span
+  /// covers.
   void enter_cell(const xmlNode* node) {
     ++cells_;
     const bool starts = out_.at_line_start();
     std::size_t bars = starts ? 0 : 1;
     if (!tables_.empty()) tables_.back().note_cell();
-    if (!tables_.empty() && tables_.back().has_columns()) {
+    if (!tables_.empty() && (tables_.back().row().columns || tables_.back().has_spans())) {
       const std::size_t own = tables_.back().begin_cell(node, empty_);
-      const bool broken = starts && out_.text().size() > tables_.back().begin();
-      if (!broken) bars = std::max(bars, own);
+      if (tables_.back().row().columns || !starts) bars = std::max(bars, own);
     }
+    const std::string label = std::exchange(label_, {});  // of the note's text, not of a bar
     for (std::size_t bar = 0; bar < bars; ++bar) out_.space(), put("| ");
-    if (starts && bars > 0) bars_end_ = out_.text().size();
+    label_ = label;
+  }
+
+  /// A row of empty cells is nothing.
+  void end_row() {
+    const std::size_t begin = std::min(tables_.back().begin(), out_.text().size());
+    if (out_.text().find_first_not_of(" |\n", begin) == std::string::npos) out_.cut(begin);
   }
 
   std::string item_mark(const xmlNode* node) {
@@ -646,9 +674,8 @@ class Walk {
   std::vector<List> lists_;    // from the outermost
   std::vector<Table> tables_;  // from the outermost
   EmptyCells empty_;
-  std::size_t bars_end_ = 0;  // of those that a row began with: a paragraph behind them stands in their line
-  std::string pending_;       // marks of the elements that were entered, until they have text
-  std::string label_;         // of the note that was entered, until it has text
+  std::string pending_;  // marks of the elements that were entered, until they have text
+  std::string label_;    // of the note that was entered, until it has text
 };
 
 void silent(void*, const char*, ...) {}

@@ -351,7 +351,7 @@ class Kinds(ProgramTest):
         self.assertEqual(table("<tr><td rowspan=2>a<td hidden colspan=5>x<td>b<tr hidden><td>y<tr><td>c"), "a | b\n| c\n")
         self.assertEqual(table("<tr><td rowspan=2><p>a</p><td><p>b</p><tr><td><p>c</p>"), "a | b\n| c\n")
         # Tables in cells have columns of their own, and leave those around them theirs.
-        self.assertEqual(table("<tr><td rowspan=2>a<td>b<tr><td><table><tr><td>c<td>d<tr><td>e</table><tr><td>f<td>g"), "a | b\n|\n\nc | d\ne\n\nf | g\n")
+        self.assertEqual(table("<tr><td rowspan=2>a<td>b<tr><td><table><tr><td>c<td>d<tr><td>e</table><tr><td>f<td>g"), "a | b\n\nc | d\ne\n\nf | g\n")
         self.assertEqual(table("<tr><td>a<td><table><tr><td colspan=2>b<td>c</table><tr><td><td>d"), "a |\n\nb | | c\n\n| d\n")
         # No spans: what says 1, and nonsense; cells without a table.
         self.assertEqual(table("<tr><td colspan=1 rowspan=1><td colspan=-3>b<td colspan=0>c<td colspan=x>d<td rowspan=-1>e<tr><td>f"), "| b | c | d | e\nf\n")
@@ -366,7 +366,16 @@ class Kinds(ProgramTest):
         self.assertEqual(table("<tr><td><p></p><th>Q1<th>Q2<tr><td>North<td>1<br>x<td>2"), "| Q1 | Q2\nNorth | 1 x | 2\n")
         self.assertEqual(table("<tr><td><div>a</div><td><ul><li>b<li>c</ul>"), "a\n\n- b\n- c\n")
         self.assertEqual(table("<tr><td>a<table><tr><td><p>b</p><td><p>c</p><tr><td>d<td><td>e</table><td><p>f</p>"), "a\n\nb | c\nd | | e\n\nf\n")
+        # An element that is left open takes the rows behind it in; one cell, and lines of a poem; empty rows; notes.
+        self.assertEqual(table("<tr><td><div>a<td>b<tr><td><center>c<td>d<tr><td><b>e<td>f"), "a | b\nc | d\ne | f\n")
+        self.assertEqual(table("<tr><td>one<br>two<p>three</p><tr><td colspan=2><p>a</p><p>b</p>"), "one\ntwo\n\nthree\n\na\n\nb\n")
+        self.assertEqual(table("<tr><td>1<br>2<br>3<br>4<td>a<br>b"), "1\n2\n3\n4 | a\nb\n")
+        self.assertEqual(table("<tr><td>a<td>b<tr><td><td> <td><p></p><tr><td><img alt=''><td><tr><td>c<td>d"), "a | b\nc | d\n")
+        self.assertEqual(table("<tr><td rowspan=2>nav<td><h1>A</h1><tr><td><h2>B</h2><p>c"), "nav |\n\n# A\n\n## B\n\nc\n")
+        self.assertEqual(table("<thead><tr><th rowspan=2>a<th>b</thead><tr><td>1<td>2"), "a | b\n1 | 2\n")
+        self.assertEqual(self.read("<html><body><p>A<a href='#n'><sup>1</sup></a></p><table><tr id=n><td></td><td>1</td><td>In May.</table>"), "A[1]\n\n| 1 | In May.\n")
         long = "word " * 300
+        self.assertEqual(table(f"<tr><td><td>{long}<tr><td>a<td>b"), f"| {long.strip()}\na | b\n")
         self.assertEqual(table(f"<tr><td><td><p>{long}</p><p>b</p><td><p>c</p><tr><td><p>d</p><td><p>e</p>"), f"{long.strip()}\n\nb\n\nc\n\nd | e\n")
 
     def test_spans_of_html_tables_have_bounds(self):

@@ -215,11 +215,13 @@ Estimate estimate_document(const std::shared_ptr<const Model>& model, const Esti
     throw InputError(fmt::format(
         "estimate: expected a document and a question of at least one token each, found {} and {}",
         options.tokens, options.question));
+  constexpr std::int64_t kMost = std::int64_t{1} << 31;  // tokens, over several machines
+  const std::int64_t most = options.machines == 1 ? config.max_positions : kMost;
+  if (options.tokens >= most || options.question >= most - options.tokens)
+    throw InputError(
+        fmt::format("expected a document and question of fewer than {} tokens{}, found {} and {}", most,
+                    options.machines == 1 ? ", the model's context" : "", options.tokens, options.question));
   const bool too_long = options.tokens + options.question >= config.max_positions;
-  if (too_long && options.machines == 1)
-    throw InputError(fmt::format(
-        "expected a document and question of fewer than {} tokens, the model's context, found {} and {}",
-        config.max_positions, options.tokens, options.question));
   Estimate estimate;
   if (options.machines > 1 && options.device == Device::cuda)
     throw InputError("over several machines: expected device cpu, found cuda");
