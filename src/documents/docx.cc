@@ -11,7 +11,6 @@
 
 #include "documents/archive.h"
 #include "documents/docx_styles.h"
-#include "documents/item_number.h"
 #include "documents/readers.h"
 #include "documents/table_row.h"
 #include "documents/xml.h"
@@ -132,10 +131,7 @@ class Reader {
     if (e.name == "w:lastRenderedPageBreak" && page_ > 0) out_.at(++page_, 1);
   }
 
-  /// At least one.
-  static std::size_t columns(const XmlEvent& e) {
-    return static_cast<std::size_t>(std::max<std::int64_t>(number_of(e.attribute("w:val"), 1), 1));
-  }
+  static std::size_t columns(const XmlEvent& e) { return repeats_of(e.attribute("w:val")); }
 
   /// "[1]", "[2]", ... in the order in which notes are referred to: Word's own ids begin anywhere, and a footnote may have
   /// an endnote's.

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "documents/archive.h"
-#include "documents/item_number.h"
 #include "documents/odt_lists.h"
 #include "documents/readers.h"
 #include "documents/table_row.h"
@@ -36,7 +35,7 @@ class Reader {
     if (e.kind == XmlEvent::Kind::begin) note_style(e), numbers_.note_style(e);
     if (e.name == "style:style" && (e.kind == XmlEvent::Kind::end || e.empty)) style_.clear();
     if (e.kind == XmlEvent::Kind::begin && skip_ == 0 && e.name == kCovered)
-      tables_.back().row.cover(repeats(e, "table:number-columns-repeated"));
+      tables_.back().row.cover(repeats_of(e.attribute("table:number-columns-repeated")));
     const bool skips = e.kind == XmlEvent::Kind::begin && (skip_ > 0 || skipped(e.name) || is_hidden(e));
     if (skips && !e.empty) ++skip_;
     if (skip_ > 0 || skips) {
@@ -161,20 +160,17 @@ class Reader {
     if (name == "text:note") --notes_, out_.cut(out_.text().find_last_not_of(' ') + 1), put("]");
   }
 
-  /// At least once.
-  static std::size_t repeats(const XmlEvent& e, const char* attribute) {
-    return static_cast<std::size_t>(std::max<std::int64_t>(number_of(e.attribute(attribute), 1), 1));
-  }
-
   void begin_row(const XmlEvent& e) {
     out_.break_line();
-    tables_.back() = {.begin = out_.text().size(), .repeated = repeats(e, "table:number-rows-repeated")};
+    tables_.back() = {.begin = out_.text().size(),
+                      .repeated = repeats_of(e.attribute("table:number-rows-repeated"))};
   }
 
   void begin_cell(const XmlEvent& e) {
     TableRow& row = tables_.back().row;
-    cells_.push_back(
-        {.before = out_.text().size(), .repeated = repeats(e, "table:number-columns-repeated"), .row = row});
+    cells_.push_back({.before = out_.text().size(),
+                      .repeated = repeats_of(e.attribute("table:number-columns-repeated")),
+                      .row = row});
     put_bars(row.begin_cell(empty_));
     cells_.back().begin = out_.text().size();
   }

@@ -5,8 +5,17 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "documents/item_number.h"
 
 namespace lode {
+
+/// How often a cell or row stands, as a file's attribute says: at least once.
+inline std::size_t repeats_of(const std::string& attribute) {
+  return static_cast<std::size_t>(std::max<std::int64_t>(number_of(attribute, 1), 1));
+}
 
 /// Columns that can get empty cells. Files say up to 16,384 of them, which no table that people read has.
 constexpr std::size_t kTableColumns = 256;
