@@ -85,7 +85,7 @@ struct Candidate {
   std::int64_t kept_capacity = 0;
   double far_chosen = 0, build_seconds = 0;  // far keys per query token and KV head
   double select_bytes = 0;                   // of a call
-  std::unique_ptr<Series> whole, select, attend, read;
+  std::unique_ptr<Series> whole, apart, select, attend, read;
 };
 
 class Bench {
@@ -199,12 +199,14 @@ class Bench {
 
   std::vector<GpuAttentionRow> measure() {
     for (Candidate& c : candidates_) record(c);
+    wait_alone_ = std::make_unique<Series>(stream_, kLeastCalls, !task_.rotate, [&](int) { wait(); });
     for (int replay = 0; replay < (task_.rotate ? kReplays : 1); ++replay) {
       for (Candidate& c : candidates_) {
         check_cancel();
-        for (Series* series : {c.whole.get(), c.select.get(), c.attend.get(), c.read.get()})
+        for (Series* series : {c.whole.get(), c.apart.get(), c.select.get(), c.attend.get(), c.read.get()})
           if (series != nullptr) series->measure();
       }
+      wait_alone_->measure();
     }
     std::vector<GpuAttentionRow> rows;
     for (const Candidate& c : candidates_) rows.push_back(row_of(c));
@@ -385,20 +387,26 @@ class Bench {
     attend_rows_decode(queries(place), rows, task_.context, workspace_.as<void>(), stream_.get());
   }
 
+  /// Kernels that follow begin when those before have ended.
+  void wait() { cuda::fill(wait_target_.as<void>(), 0, wait_target_.bytes(), stream_.get()); }
+
+  void call(Candidate& c, int place) {
+    if (c.selector == nullptr) return attend_full(place);
+    if (task_.keep || together_ ||
+        !c.selector->attend(place, queries(place), q_unrotated(place), workspace_.as<void>(), stream_.get()))
+      attend(c, choose(c, place), place);
+  }
+
   void record(Candidate& c) {
     const auto series = [&](const Series::Call& call) {
       return std::make_unique<Series>(stream_, together_ ? places_ : kLeastCalls, !task_.rotate, call);
     };
-    if (c.selector == nullptr) {
-      c.whole = series([&](int i) { attend_full(i % places_); });
-    } else {
-      c.whole = series([&](int i) {
-        const int place = i % places_;
-        if (task_.keep || together_ ||
-            !c.selector->attend(place, queries(place), q_unrotated(place), workspace_.as<void>(),
-                                stream_.get()))
-          attend(c, choose(c, place), place);
-      });
+    c.whole = series([&](int i) { call(c, i % places_); });
+    c.apart = series([&](int i) {
+      wait();
+      call(c, i % places_);
+    });
+    if (c.selector != nullptr) {
       c.select = series([&](int i) { choose(c, i % places_); });
       const cuda::RowLists lists = choose(c, 0);
       c.attend = series([&](int i) { attend(c, lists, i % places_); });
@@ -423,12 +431,14 @@ class Bench {
 
   GpuAttentionRow row_of(const Candidate& c) const {
     const std::int64_t far = far_of(c);
-    GpuAttentionRow row = {.attention = c.spec.str(),
-                           .median_us = c.whole->median(),
-                           .attend_us = c.whole->median(),
-                           .bytes = bytes_of_call(c),
-                           .limit_us = c.read->median(),
-                           .build_seconds = c.build_seconds};
+    GpuAttentionRow row = {
+        .attention = c.spec.str(),
+        .median_us = c.whole->median(),
+        .apart_us = task_.rotate ? c.apart->median() - wait_alone_->median() : c.whole->median(),
+        .attend_us = c.whole->median(),
+        .bytes = bytes_of_call(c),
+        .limit_us = c.read->median(),
+        .build_seconds = c.build_seconds};
     if (c.selector == nullptr) return row;
     row.selectivity = far == 0 ? 1.0 : c.far_chosen / static_cast<double>(far);
     row.select_us = c.select->median();
@@ -448,7 +458,9 @@ class Bench {
   cuda::Buffer bases_, tokens_, frequencies_;           // [B], [B, T], [d/2]
   cuda::Buffer q_, q_unrotated_;                        // [places, B, T, Hq, d]
   cuda::Buffer output_, workspace_, readable_;
+  cuda::Buffer wait_target_{16, "what a call waits for"};
   std::vector<Candidate> candidates_;
+  std::unique_ptr<Series> wait_alone_;
   bool met_saap_ = false;
 };
 

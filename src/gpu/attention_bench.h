@@ -38,7 +38,8 @@ struct GpuAttentionTask {
 struct GpuAttentionRow {
   std::string attention;
   double selectivity = 1.0;
-  double median_us = 0;
+  double median_us = 0;  ///< a call's first kernels run beside the end of the one before
+  double apart_us = 0;   ///< of a call that waits for the one before, less what a wait alone takes
   double select_us = 0, attend_us = 0;  ///< the one without the other, measured apart
   std::int64_t bytes = 0;               ///< that must be read
   double limit_us = 0;                  ///< of a kernel that does nothing but read as many

@@ -134,6 +134,16 @@ std::vector<std::byte> pack_nets(const Case& c, const NetLayout& net) {
   return nets;
 }
 
+/// Centroids of a few lengths in one direction: many buckets with the same score.
+Case with_levels(Case c, std::size_t levels) {
+  const auto d = static_cast<std::size_t>(c.shape.dim), buckets = static_cast<std::size_t>(c.shape.buckets);
+  for (std::size_t row = 0; row < c.w2.size() / d; ++row) {
+    const auto length = static_cast<float>(1 + row % buckets * 7 % levels);  // 1 of a head's first
+    for (std::size_t i = 0; i < d; ++i) c.w2[row * d + i] = length * c.w2[row / buckets * buckets * d + i];
+  }
+  return c;
+}
+
 /// With `further`, its networks choose for the later half of the tokens.
 Outcome run(const Case& c, const Case* further = nullptr) {
   const Shape& s = c.shape;
@@ -231,6 +241,26 @@ std::vector<std::int64_t> keys_taken(const Case& c, const Outcome& out, int toke
   return taken;
 }
 
+/// The lists of chosen buckets stand in their order, the best one's first.
+void check_order(const Case& c, const Outcome& out, int token, int h, const std::vector<int>& best,
+                 const char* what) {
+  const Shape& s = c.shape;
+  const auto label_of = [&](std::int64_t key) {
+    return c.labels[static_cast<std::size_t>(h * s.keys + key)];
+  };
+  std::vector<char> listed(static_cast<std::size_t>(s.buckets), 0);
+  for (std::int64_t key = kSink; key < s.listed; ++key) listed[label_of(key)] = 1;
+  std::vector<int> expected, found;
+  for (const int b : best)
+    if (listed[static_cast<std::size_t>(b)]) expected.push_back(b);
+  const std::int64_t list = std::int64_t{token} * s.kv_heads + h;
+  for (int i = 0; i < out.counts[static_cast<std::size_t>(list)]; ++i) {
+    const std::int32_t key = out.rows[static_cast<std::size_t>(list * s.keys + i)];
+    if (key < s.listed && (found.empty() || found.back() != label_of(key))) found.push_back(label_of(key));
+  }
+  if (found != expected) test::fail(__FILE__, __LINE__, std::string(what) + ": lists out of order");
+}
+
 /// Chosen buckets are whole and the best up to the margin; without one, the best exactly, ties to the higher.
 void check_choice(const Case& c, const Outcome& out, int token, int h, double margin, const char* what) {
   const Shape& s = c.shape;
@@ -257,6 +287,7 @@ void check_choice(const Case& c, const Outcome& out, int token, int h, double ma
       test::fail(__FILE__, __LINE__, std::string(what) + ": the wrong one of equal buckets");
     (in ? least : most) = in ? std::min(least, rank[b]) : std::max(most, rank[b]);
   }
+  if (margin == 0.0) check_order(c, out, token, h, {order.begin(), order.begin() + wanted}, what);
   if (chosen != wanted)
     test::fail(__FILE__, __LINE__,
                std::string(what) + ": expected " + std::to_string(wanted) + " buckets, found " +
@@ -309,7 +340,15 @@ LODE_TEST(choose_buckets_takes_the_best) {
        "32 tokens, each for itself"},
       {{32, 8, 128, 0, 256, 2, 8, 3000, 2900, false, false, BucketRank::mass, 3},
        kSixteen,
-       "tokens by centroids"}};
+       "tokens by centroids"},
+      {{32, 8, 128, 0, 4096, 1, 128, 40000, 39000, false}, kEight, "4096 centroids"},
+      {{16, 8, 128, 0, 8192, 1, 256, 60000, 57000, false}, kEight, "8192 centroids, 256 of them"},
+      {{8, 4, 128, 0, 3000, 2, 90, 20000, 19000, false}, kSixteen, "3000 centroids of 16 bits"},
+      {{8, 2, 64, 0, 4096, 1, 128, 30000, 30000, false}, kEight, "4096 centroids of 64 numbers"},
+      {{8, 2, 256, 0, 2048, 1, 65, 20000, 20000, false}, kEight, "2048 centroids of 256 numbers"},
+      {{32, 16, 128, 0, 4096, 1, 128, 30000, 29000, false, false, BucketRank::mass, 2},
+       kEight,
+       "16 KV heads, two tokens"}};
   unsigned seed = 1;
   for (const auto& one : cases) check_case(make_case(one.shape, seed++), one.margin, one.what);
   Case bad = make_case({4, 1, 128, 256, 64, 2, 6, 2000, 1900}, 99);
@@ -352,6 +391,16 @@ LODE_TEST(choose_buckets_gives_ties_to_the_higher_bucket) {
     }
   }
   check_case(make_case({32, 8, 128, 0, 1024, 1, 32, 9000, 9000, false}, 9, 0.0f), 0.0, "centroids of zero");
+  check_case(make_case({8, 2, 128, 0, 4096, 1, 128, 9000, 8000, false}, 10, 0.0f), 0.0,
+             "4096 centroids of zero");
+  check_case(make_case({8, 2, 128, 0, 4096, 1, 128, 100, 90, false}, 11), 0.4, "more centroids than keys");
+  check_case(with_levels(make_case({8, 2, 128, 0, 4096, 1, 100, 40000, 39000, false}, 12), 64), 0.0,
+             "64 centroids of each length");
+  check_case(with_levels(make_case({16, 4, 64, 0, 8192, 2, 256, 60000, 59000, false}, 13), 100), 0.0,
+             "82 centroids of each length");
+  // Groups of 16 and 9 KV heads have room for all keys.
+  check_case(make_case({144, 9, 128, 0, 2048, 1, 64, 9000, 8000}, 14, 0.0f), 0.0, "2048 equal scores");
+  check_case(make_case({144, 9, 128, 0, 2048, 1, 64, 60, 40}, 15, 0.0f), 0.0, "2048 equal scores, few keys");
 }
 
 }  // namespace

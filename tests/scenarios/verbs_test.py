@@ -301,8 +301,8 @@ class Bench(ProgramTest):
                                       "--quiet", timeout=120)).json()
         rows = report if isinstance(report, list) else report["results"]
         for row in rows:
-            self.assertTrue({"attention", "context", "batch", "queries", "selectivity", "median_us", "select_us", "attend_us",
-                             "merge_us", "bytes", "limit_us", "of_limit", "vs_full"} <= row.keys())
+            self.assertTrue({"attention", "context", "batch", "queries", "selectivity", "median_us", "apart_us",
+                             "select_us", "attend_us", "merge_us", "bytes", "limit_us", "of_limit", "vs_full"} <= row.keys())
             self.assertGreater(row["median_us"], 0)
             numbers = [value for value in row.values() if isinstance(value, (int, float))]
             self.assertTrue(all(math.isfinite(value) for value in numbers), row)

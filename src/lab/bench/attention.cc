@@ -296,6 +296,7 @@ class Bench {
         .selectivity =
             c.far_total == 0 ? 1.0 : static_cast<double>(c.far_keys) / static_cast<double>(c.far_total),
         .median_us = median(c.total),
+        .apart_us = median(c.total),
         .select_us = median(c.select),
         .attend_us = median(c.attend),
         .merge_us = median(c.merge),

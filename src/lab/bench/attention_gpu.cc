@@ -95,6 +95,7 @@ std::vector<AttentionBenchRow> bench_attention_gpu(const AttentionBenchOptions& 
     rows.push_back({.attention = row.attention,
                     .selectivity = row.selectivity,
                     .median_us = row.median_us,
+                    .apart_us = row.apart_us,
                     .select_us = row.select_us,
                     .attend_us = row.attend_us,
                     .merge_us = 0,  // the last block of the attention kernel merges

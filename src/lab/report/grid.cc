@@ -430,6 +430,7 @@ Json MeasurementRunner::measure_attention(const SuiteRun& run, std::int64_t leng
     rows.push_back({{"attention", on_gpu ? r.attention : names.at(rows.size())},
                     {"selectivity", r.selectivity},
                     {"median_us", r.median_us},
+                    {"apart_us", r.apart_us},
                     {"select_us", r.select_us},
                     {"attend_us", r.attend_us},
                     {"merge_us", r.merge_us},

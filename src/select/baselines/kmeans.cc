@@ -17,11 +17,12 @@
 //
 // Centroids stay as build() trained them; keys that come later join their bucket. An index that was never
 // built has one bucket, so that everything is attended.
-#include "ann/kmeans.h"
+#include "select/baselines/kmeans.h"
 
 #include <algorithm>
 #include <array>
 
+#include "ann/kmeans.h"
 #include "base/threads.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
@@ -160,6 +161,13 @@ void KMeans::choose(const SelectUnit& unit, int worker, Selection& out, SelectWo
 
 }  // namespace
 
+std::int64_t kmeans_buckets(const Spec& spec, std::int64_t keys) {
+  return Options::of(spec).clusters_for(keys);
+}
+std::int64_t kmeans_probes(const Spec& spec, std::int64_t buckets) {
+  return Options::of(spec).probes_for(buckets);
+}
+
 MethodInfo kmeans_method() {
   return {.name = "kmeans",
           .aliases = {},
@@ -178,7 +186,7 @@ MethodInfo kmeans_method() {
           .index_bytes =
               [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
                 // Centroids, and one row id per key in lists that grow by doubling, so half as much again.
-                const std::int64_t clusters = Options::of(spec).clusters_for(tokens);
+                const std::int64_t clusters = kmeans_buckets(spec, tokens);
                 return geometry.kv_heads * (clusters * geometry.head_dim * std::int64_t{sizeof(float)} +
                                             tokens * std::int64_t{sizeof(Position)} * 3 / 2);
               },

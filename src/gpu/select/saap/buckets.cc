@@ -15,6 +15,7 @@
 #include "base/rng.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
+#include "select/baselines/kmeans.h"
 #include "select/shared/synthetic_artefact.h"
 
 namespace lode {
@@ -417,22 +418,29 @@ std::vector<float> sample_keys(const GpuKeys& keys, int layer, int kv_head, std:
   return sample;
 }
 
-/// A layer's networks made up for the bench: centroids of its keys; a classifier of random weights.
+/// A layer's networks made up for the bench: centroids of its keys, of kmeans as many as it has of so many; for saap a
+/// classifier of random weights.
 BucketChoice made_up(const Spec& spec, const GpuGeometry& geometry, const GpuKeys& keys, int layer,
                      std::uint64_t seed, double largest, cuda::StreamHandle stream) {
-  constexpr std::int64_t kClusters = 1024;  // SAAP, appendix C
+  constexpr std::int64_t kClusters = 1024, kProbes = 32;  // SAAP, appendix C
   const bool deep = spec.name == "saap", roped = spec.text("rope").value_or("off") == "on";
   const std::string rank = spec.text("rank").value_or("root");
   const std::int64_t d = geometry.head_dim,
-                     clusters = spec.integer("clusters", kClusters, 1, kMostBucketsOfGpu);
-  BucketChoice choice = {.keys = {},
-                         .queries = {},
-                         .probes = spec.integer("probes", 32, 1, 1 << 20),
-                         .roped = roped,
-                         .softmax = deep,
-                         .per_key = !deep || rank == "mass" ? 0.0f
-                                    : rank == "key"         ? 1.0f
-                                                            : 0.5f};
+                     clusters = deep ? spec.integer("clusters", kClusters, 1, kMostBucketsOfGpu)
+                                     : kmeans_buckets(
+                                           spec, std::max<std::int64_t>(0, keys.tokens - spec.dense.sink));
+  if (clusters > kMostBucketsOfGpu)
+    throw InputError(fmt::format("attention spec '{}': expected at most {} clusters on a GPU, found {}",
+                                 spec.str(), kMostBucketsOfGpu, clusters));
+  BucketChoice choice = {
+      .keys = {},
+      .queries = {},
+      .probes = deep ? spec.integer("probes", kProbes, 1, 1 << 20) : kmeans_probes(spec, clusters),
+      .roped = roped,
+      .softmax = deep,
+      .per_key = !deep || rank == "mass" ? 0.0f
+                 : rank == "key"         ? 1.0f
+                                         : 0.5f};
   for (int head = 0; head < geometry.kv_heads; ++head) {
     const std::vector<float> centroids =
         train_centroids_on_gpu(keys, layer, head, spec.dense.sink, roped, clusters, stream);

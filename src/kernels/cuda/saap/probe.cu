@@ -74,8 +74,12 @@ class BucketProbe {
     const bool deep = p_.cut.hidden_tiles > 0;
     find_tiles();
     fetch_own(warp_, 0);
-    columns_ == 1 ? fetch_columns<true>(0) : fetch_columns<false>(0);
-    if (!deep) prefetch_own();
+    if (deep) {
+      columns_ == 1 ? fetch_columns<true>(0) : fetch_columns<false>(0);
+    } else {
+      fetch_more_own();
+      prefetch_own();
+    }
     if (tid_ == 0) open_inboxes();
     __syncwarp();
     arrive_in_cluster();  // others write here after that
@@ -122,7 +126,8 @@ class BucketProbe {
     unsigned hidden[kHeads];  ///< of this block's hidden units
     float4 units[kTiles];     ///< by which sums of their bytes are multiplied
     unsigned least[kWarps];
-    int chosen_unlisted;  ///< keys of own chosen buckets
+    int chosen_unlisted;             ///< keys of own chosen buckets
+    int best_count, own_best_count;  ///< buckets that may be among the best; own ones
     Inbox scales, partial, stats, keys;
   };
   __device__ static Small& small() {
@@ -165,7 +170,7 @@ class BucketProbe {
     };
     take(p_.plan.scales_1, p_.cut.tails_1, rows_1, p_.cut.hidden_rows, p_.cut.hidden_tiles);
     take(p_.plan.scales_2, p_.cut.tails_2, rows_2, p_.cut.bucket_rows, p_.cut.bucket_tiles);
-    small().chosen_unlisted = 0;
+    small().chosen_unlisted = small().best_count = small().own_best_count = 0;
   }
 
   /// Tiles of rows that this block multiplies with the input: those of W1, then those of W3.
@@ -182,14 +187,30 @@ class BucketProbe {
     own_[0].fetch(from + chunk * Weights::kFours);
     if (chunk + 1 < p_.cut.input_chunks) own_[1].fetch(from + (chunk + 1) * Weights::kFours);
   }
-  /// All rows of own buckets, towards the second-level cache: a warp has one tile of them in registers.
+  /// Whether warps hold more than one tile of own buckets in registers: of a network without hidden units, where its
+  /// columns would be.
+  __device__ bool holds_more() const { return p_.cut.hidden_tiles == 0 && p_.cut.input_chunks == 2; }
+  /// The tiles behind the first.
+  __device__ void fetch_more_own() {
+    if (!holds_more()) return;
+    const auto* const from = reinterpret_cast<const uint4*>(net_ + p_.cut.output) + lane_;
+#pragma unroll
+    for (int i = 0; i < kHeldColumns / 2; ++i) {
+      const int unit = warp_ + (i + 1) * kWarps, tile = rank_ * (p_.cut.bucket_rows / kTile) + unit;
+      if (unit >= own_buckets_) break;
+      held_[2 * i].fetch(from + tile * p_.cut.stride_2 * Weights::kFours);
+      held_[2 * i + 1].fetch(from + (tile * p_.cut.stride_2 + 1) * Weights::kFours);
+    }
+  }
+  /// The rows of own buckets that no warp holds in registers, towards the second-level cache.
   __device__ void prefetch_own() const {
     const std::int64_t tile = std::int64_t{p_.cut.stride_2} * Weights::kFours * 16;
     const std::byte* const from = net_ + p_.cut.output + rank_ * (p_.cut.bucket_rows / kTile) * tile;
     constexpr int kLine = 128;
+    const int held = kWarps * (holds_more() ? 1 + kHeldColumns / 2 : 1);
     const int lines = static_cast<int>(own_buckets_ * tile / kLine);
 #pragma unroll 1
-    for (int i = tid_; i < lines; i += kThreads)
+    for (int i = static_cast<int>(held * tile / kLine) + tid_; i < lines; i += kThreads)
       asm volatile("prefetch.global.L2 [%0];" ::"l"(from + std::int64_t{i} * kLine));
   }
   /// Of this warp's tiles of all buckets, the columns of own hidden units: the next pieces, from one on.
@@ -314,8 +335,24 @@ class BucketProbe {
   }
   /// Own hidden units, and what the input itself makes of own buckets.
   __device__ void multiply_own() {
+    int unit = warp_;
+    if (holds_more()) {
+      Columns<kTiles> low, high;
+      low.take(memory_ + p_.plan.x, p_.plan.x_stride);
+      high.take(memory_ + p_.plan.x + kChunk, p_.plan.x_stride);
+      const auto multiply_next = [&](const Weights& first, const Weights& second) {
+        if (unit >= own_buckets_) return;
+        Sums<kPlanes, kTiles> sums;
+        sums.add(first, low), sums.add(second, high);
+        keep_direct(unit, sums);
+        unit += kWarps;
+      };
+      multiply_next(own_[0], own_[1]);
+#pragma unroll
+      for (int i = 0; i < kHeldColumns / 2; ++i) multiply_next(held_[2 * i], held_[2 * i + 1]);
+    }
 #pragma unroll 1
-    for (int unit = warp_; unit < own_tiles(); unit += kWarps) {
+    for (; unit < own_tiles(); unit += kWarps) {
       Sums<kPlanes, kTiles> sums;
 #pragma unroll 1
       for (int chunk = 0; chunk < p_.cut.input_chunks; chunk += 2) {
@@ -545,7 +582,7 @@ class BucketProbe {
   /// than the warp's number, and this is the least of those. A thread keeps the highest of four parts of its keys. Of few
   /// the last is found by taking one after the other; of many, the first twelve bits of a number are enough.
   __device__ void find_bar() const {
-    constexpr int kFew = 8;
+    constexpr int kFew = 16;
     const uint4* const keys = at<uint4>(p_.plan.keys);
     const int fours = kRanks * p_.cut.bucket_rows / 4, wanted = (p_.most + kWarps - 1) / kWarps;
     uint4 highest = {};
@@ -575,39 +612,106 @@ class BucketProbe {
     }
     if (lane_ == 0) small().least[warp_] = bar;
   }
-  /// Own buckets, spread over the warps: where the list of each lies that is among the best. Where there are
-  /// fewer than wanted, buckets without keys come behind those that have some.
+  /// Where the lists of own buckets lie that are among the best. Where there are fewer than wanted, buckets without keys
+  /// come behind those that have some.
   __device__ void rank_own() const {
+    constexpr int kFewKeys = 1024;  // of so few, gathering costs more than it saves
     const unsigned bar = __reduce_min_sync(~0u, small().least[lane_ % kWarps]);
-    const unsigned* const keys = at<unsigned>(p_.plan.keys);
-    const int own = rank_ * p_.cut.bucket_rows;
+    if (kRanks * p_.cut.bucket_rows <= kFewKeys) return rank_among_all(bar);
+    gather_best(bar);
+    __syncthreads();
+    small().best_count <= room_of_best() ? rank_among_best() : rank_among_all(bar);
+  }
+  /// Own buckets, spread over the warps, each beside all keys.
+  __device__ void rank_among_all(unsigned bar) const {
+    const unsigned* const keys = at<unsigned>(p_.plan.keys) + rank_ * p_.cut.bucket_rows;
 #pragma unroll 1
     for (int first = warp_; first < p_.cut.bucket_rows; first += 32 * kWarps) {
       const int row = first + lane_ * kWarps;
-      const bool may_be = row < p_.cut.bucket_rows && keys[own + row] >= bar;
+      const bool may_be = row < p_.cut.bucket_rows && keys[row] >= bar;
 #pragma unroll 1
-      for (unsigned rest = __ballot_sync(~0u, may_be); rest != 0; rest &= rest - 1)
-        place_own(first + (__ffs(static_cast<int>(rest)) - 1) * kWarps);
+      for (unsigned rest = __ballot_sync(~0u, may_be); rest != 0; rest &= rest - 1) {
+        const int own = first + (__ffs(static_cast<int>(rest)) - 1) * kWarps;
+        const int above = above_of_all(keys[own], rank_ * p_.cut.bucket_rows + own);
+        if (lane_ == 0 && above < p_.most) place_own(own, keys[own], above);
+      }
     }
   }
-  /// The whole warp: the place of one own bucket, behind all that go before it. Of equal keys the higher
-  /// bucket goes first.
-  __device__ void place_own(int row) const {
+  /// By the whole warp: how many buckets go before one. Of equal keys the higher bucket goes first.
+  __device__ int above_of_all(unsigned mine, int bucket) const {
     const uint4* const fours = at<uint4>(p_.plan.keys);
-    const int bucket = rank_ * p_.cut.bucket_rows + row, count = kRanks * p_.cut.bucket_rows / 4;
-    const unsigned mine = at<unsigned>(p_.plan.keys)[bucket];
     int above = 0;
 #pragma unroll 4
-    for (int i = lane_; i < count; i += 32) {
+    for (int i = lane_; i < kRanks * p_.cut.bucket_rows / 4; i += 32) {
       const uint4 some = fours[i];
       const unsigned key[4] = {some.x, some.y, some.z, some.w};
 #pragma unroll
       for (int e = 0; e < 4; ++e) above += key[e] >= mine + (4 * i + e > bucket ? 0 : 1);
     }
-    above = __reduce_add_sync(~0u, above);
-    if (above >= p_.most || lane_ != 0) return;
+    return __reduce_add_sync(~0u, above);
+  }
+
+  /// Buckets whose keys are not below the bar, each behind its key, in any order: where scores, scales and biases were (up to
+  /// `partial`), which all have been read.
+  __device__ uint2* best() const {
+    return at<uint2>(p_.plan.scores);
+  }
+  __device__ int room_of_best() const {
+    return (p_.plan.partial - p_.plan.scores) / 8;
+  }
+  /// Rows of own ones: where statistics of scores were.
+  __device__ int* own_best() const {
+    return at<int>(p_.plan.group_stats);
+  }
+  __device__ void gather_best(unsigned bar) const {
+    const uint4* const fours = at<uint4>(p_.plan.keys);
+    int mine = 0;
+#pragma unroll 1
+    for (int i = tid_; i < kRanks * p_.cut.bucket_rows / 4; i += kThreads) {
+      const uint4 some = fours[i];
+      mine += (some.x >= bar) + (some.y >= bar) + (some.z >= bar) + (some.w >= bar);
+    }
+    const int up_to = sum_up_to(mine, lane_);
+    int place = lane_ == 31 ? atomicAdd(&small().best_count, up_to) : 0;
+    place = __shfl_sync(~0u, place, 31) + up_to - mine;
+    const int end = min(place + mine, room_of_best());
+#pragma unroll 1
+    for (int i = tid_; place < end; i += kThreads) {
+      const uint4 some = fours[i];
+      const auto put = [&](unsigned key, int bucket) {
+        if (key >= bar && place < end) best()[place++] = make_uint2(key, static_cast<unsigned>(bucket));
+      };
+      put(some.x, 4 * i), put(some.y, 4 * i + 1), put(some.z, 4 * i + 2), put(some.w, 4 * i + 3);
+    }
+    const unsigned* const own = at<unsigned>(p_.plan.keys) + rank_ * p_.cut.bucket_rows;
+#pragma unroll 1
+    for (int row = tid_; row < p_.cut.bucket_rows; row += kThreads)
+      if (own[row] >= bar) own_best()[atomicAdd(&small().own_best_count, 1)] = row;
+  }
+  /// Eight lanes for each own bucket that may be among the best.
+  __device__ void rank_among_best() const {
+    constexpr int kLanes = 8;
+    const int all = small().best_count, count = small().own_best_count;
+#pragma unroll 1
+    for (int first = warp_ * (32 / kLanes); first < count; first += kThreads / kLanes) {
+      const int at_row = first + lane_ / kLanes, row = at_row < count ? own_best()[at_row] : 0;
+      const int bucket = rank_ * p_.cut.bucket_rows + row;
+      const unsigned mine = at<unsigned>(p_.plan.keys)[bucket];
+      int above = 0;
+#pragma unroll 4
+      for (int i = lane_ % kLanes; i < all; i += kLanes) {
+        const uint2 one = best()[i];
+        above += one.x >= mine + (static_cast<int>(one.y) > bucket ? 0 : 1);
+      }
+#pragma unroll
+      for (int o = 1; o < kLanes; o *= 2) above += __shfl_xor_sync(~0u, above, o);
+      if (lane_ % kLanes == 0 && at_row < count && above < p_.most) place_own(row, mine, above);
+    }
+  }
+  /// The list of an own bucket to its place among all.
+  __device__ void place_own(int row, unsigned key, int place) const {
     RowRun run = {};
-    if (mine != 0) {  // else there is no such bucket, or none with keys
+    if (key != 0) {  // else there is no such bucket, or none with keys
       const int* const offset = at<int>(p_.plan.offsets) + row;
       run = {offset[0], offset[1] - offset[0]};
       const int unlisted = at<int>(p_.plan.unlisted)[row];
@@ -616,7 +720,7 @@ class BucketProbe {
         atomicAdd(&small().chosen_unlisted, unlisted);
       }
     }
-    runs()[above] = run;
+    runs()[place] = run;
   }
   __device__ RowRun* runs() const {
     return p_.task.runs + list() * (p_.most + kShares);

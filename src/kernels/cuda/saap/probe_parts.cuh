@@ -62,10 +62,10 @@ struct Plan {
   int unlisted = 0, map = 0;                      // of own buckets; which of them are chosen
   int zeros = 0;                                  // bytes of all of these, which begin as 0
   int h = 0;                                      // own hidden units
-  int scores = 0;                                 // of own buckets
-  int scales_1 = 0, scales_2 = 0;                 // of own hidden units, of own buckets; their biases
-  int partial = 0;                                // [ranks][own buckets] what each block's units make of them
-  int made = 0;                                   // what own units make of all buckets
+  int scores = 0;                  // of own buckets; up to `partial`, the best ones' keys later
+  int scales_1 = 0, scales_2 = 0;  // of own hidden units, of own buckets; their biases
+  int partial = 0;                 // [ranks][own buckets] what each block's units make of them
+  int made = 0;                    // what own units make of all buckets
   int group_stats = 0, stats = 0, keys = 0, offsets = 0, total = 0;
 
   Plan(const NetLayout& net, const Cut& cut, int heads, int ranks) {
