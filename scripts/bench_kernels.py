@@ -64,7 +64,7 @@ def main():
         besides = [median(sum(e - b for name, b, e in call if word in name) for call in calls) for word in BESIDES]
         print(f"{spec:32} {span:8.2f} {besides[0]:6.2f} {besides[1]:6.2f}", flush=True)
         for at in range(len(calls[0])):
-            name = calls[0][at][0].replace("(anonymous namespace)::", "").split("(")[0].removeprefix("void lode::cuda::")
+            name = calls[0][at][0].replace("(anonymous namespace)::", "").split("(")[0].removeprefix("void ").removeprefix("lode::cuda::")
             print(f"    {median(call[at][2] - call[at][1] for call in calls):8.2f}  {name}", flush=True)
 
 

@@ -154,11 +154,11 @@ void run_attention(const BenchFlags& flags) {
   if (!flags.common.json) {
     const std::string where =
         device == Device::cuda ? gpu_info().name : fmt::format("{} threads, {}", pool.size(), kernels().name);
-    print_text(fmt::format(
-        "{} · {} keys · batch {} · queries {} · KV {} · {}\n"
-        "apart: of a call that waits for the one before; limit: a plain read of as many bytes; index s: of "
-        "10,000 keys\n",
-        flags.shape, flags.context, flags.batch, flags.queries, flags.kv_type, where));
+    print_text(
+        fmt::format("{} · {} keys · batch {} · queries {} · KV {} · {}\n"
+                    "apart: of a call that waits for the one before; limit: a plain read of as many\n"
+                    "bytes; index s: of 10,000 keys\n",
+                    flags.shape, flags.context, flags.batch, flags.queries, flags.kv_type, where));
   }
   std::vector<std::vector<std::string>> lines = {{"attention", "far keys", "median us", "apart", "select",
                                                   "attend", "merge", "bytes", "of limit", "x full",

@@ -53,7 +53,8 @@ __device__ __forceinline__ void wait_for_fetches() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-template <int kPlanes, int kTiles, int kRanks>
+/// `kMany`: of many buckets that the input alone scores, whose code would only be in the way of the others'.
+template <int kPlanes, int kTiles, int kRanks, bool kMany>
 class BucketProbe {
  public:
   __device__ BucketProbe(const Params& params, char* memory)
@@ -74,12 +75,12 @@ class BucketProbe {
     const bool deep = p_.cut.hidden_tiles > 0;
     find_tiles();
     fetch_own(warp_, 0);
-    if (deep) {
-      columns_ == 1 ? fetch_columns<true>(0) : fetch_columns<false>(0);
-    } else {
+    if constexpr (kMany) {
       fetch_more_own();
-      prefetch_own();
+    } else {
+      columns_ == 1 ? fetch_columns<true>(0) : fetch_columns<false>(0);
     }
+    if (!deep) prefetch_own();
     if (tid_ == 0) open_inboxes();
     __syncwarp();
     arrive_in_cluster();  // others write here after that
@@ -187,9 +188,8 @@ class BucketProbe {
     own_[0].fetch(from + chunk * Weights::kFours);
     if (chunk + 1 < p_.cut.input_chunks) own_[1].fetch(from + (chunk + 1) * Weights::kFours);
   }
-  /// Whether warps hold more than one tile of own buckets in registers: of a network without hidden units, where its
-  /// columns would be.
-  __device__ bool holds_more() const { return p_.cut.hidden_tiles == 0 && p_.cut.input_chunks == 2; }
+  /// Whether warps hold more than one tile of own buckets in registers, where columns would be.
+  __device__ bool holds_more() const { return kMany && p_.cut.input_chunks == 2; }
   /// The tiles behind the first.
   __device__ void fetch_more_own() {
     if (!holds_more()) return;
@@ -202,12 +202,12 @@ class BucketProbe {
       held_[2 * i + 1].fetch(from + (tile * p_.cut.stride_2 + 1) * Weights::kFours);
     }
   }
-  /// The rows of own buckets that no warp holds in registers, towards the second-level cache.
+  /// Rows of own buckets, towards the second-level cache: all, or those that no warp holds in registers.
   __device__ void prefetch_own() const {
     const std::int64_t tile = std::int64_t{p_.cut.stride_2} * Weights::kFours * 16;
     const std::byte* const from = net_ + p_.cut.output + rank_ * (p_.cut.bucket_rows / kTile) * tile;
     constexpr int kLine = 128;
-    const int held = kWarps * (holds_more() ? 1 + kHeldColumns / 2 : 1);
+    const int held = holds_more() ? kWarps * (1 + kHeldColumns / 2) : 0;
     const int lines = static_cast<int>(own_buckets_ * tile / kLine);
 #pragma unroll 1
     for (int i = static_cast<int>(held * tile / kLine) + tid_; i < lines; i += kThreads)
@@ -340,16 +340,19 @@ class BucketProbe {
       Columns<kTiles> low, high;
       low.take(memory_ + p_.plan.x, p_.plan.x_stride);
       high.take(memory_ + p_.plan.x + kChunk, p_.plan.x_stride);
-      const auto multiply_next = [&](const Weights& first, const Weights& second) {
-        if (unit >= own_buckets_) return;
+      const auto multiply_tile = [&](const Weights& first, const Weights& second) {
         Sums<kPlanes, kTiles> sums;
         sums.add(first, low), sums.add(second, high);
         keep_direct(unit, sums);
-        unit += kWarps;
       };
-      multiply_next(own_[0], own_[1]);
+      if (unit < own_buckets_) multiply_tile(own_[0], own_[1]);
 #pragma unroll
-      for (int i = 0; i < kHeldColumns / 2; ++i) multiply_next(held_[2 * i], held_[2 * i + 1]);
+      for (int i = 0; i < kHeldColumns / 2; ++i) {
+        unit += kWarps;
+        if (unit >= own_buckets_) break;
+        multiply_tile(held_[2 * i], held_[2 * i + 1]);
+      }
+      unit = warp_ + (1 + kHeldColumns / 2) * kWarps;
     }
 #pragma unroll 1
     for (; unit < own_tiles(); unit += kWarps) {
@@ -615,12 +618,13 @@ class BucketProbe {
   /// Where the lists of own buckets lie that are among the best. Where there are fewer than wanted, buckets without keys
   /// come behind those that have some.
   __device__ void rank_own() const {
-    constexpr int kFewKeys = 1024;  // of so few, gathering costs more than it saves
     const unsigned bar = __reduce_min_sync(~0u, small().least[lane_ % kWarps]);
-    if (kRanks * p_.cut.bucket_rows <= kFewKeys) return rank_among_all(bar);
-    gather_best(bar);
-    __syncthreads();
-    small().best_count <= room_of_best() ? rank_among_best() : rank_among_all(bar);
+    if constexpr (kMany) {
+      gather_best(bar);
+      __syncthreads();
+      if (small().best_count <= room_of_best()) return rank_among_best();
+    }
+    rank_among_all(bar);
   }
   /// Own buckets, spread over the warps, each beside all keys.
   __device__ void rank_among_all(unsigned bar) const {
@@ -793,12 +797,12 @@ class BucketProbe {
   int held_labels_[kHeldLabels];  ///< of this thread's keys behind the lists, -1: no far key
 };
 
-template <int kPlanes, int kTiles, int kRanks>
+template <int kPlanes, int kTiles, int kRanks, bool kMany>
 __global__ void __launch_bounds__(kThreads, kRanks == 16 ? 2 : 1)
     choose_kernel(const __grid_constant__ Params p) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(128) char memory[];
-  BucketProbe<kPlanes, kTiles, kRanks>(p, memory).run();
+  BucketProbe<kPlanes, kTiles, kRanks, kMany>(p, memory).run();
 #endif
 }
 
@@ -814,13 +818,23 @@ Params params_of(const BucketChoiceTask& task, const Queries& queries, int group
           .most = tabled_runs(task.probes, task.net.buckets)};
 }
 
-template <int kPlanes, int kTiles, int kRanks>
-void launch(const Params& p, StreamHandle stream) {
-  const auto kernel = choose_kernel<kPlanes, kTiles, kRanks>;
+template <int kPlanes, int kTiles, int kRanks, bool kMany>
+void launch_kernel(const Params& p, StreamHandle stream) {
+  const auto kernel = choose_kernel<kPlanes, kTiles, kRanks, kMany>;
   prepare_clusters(kernel, p.plan.total);
   const dim3 grid(kRanks, static_cast<unsigned>(p.queries.layout.kv_heads),
                   static_cast<unsigned>(p.queries.count));
   EarlyLaunch(grid, kThreads, p.plan.total, kRanks, stream)(kernel, p);
+}
+
+template <int kPlanes, int kTiles, int kRanks>
+void launch(const Params& p, StreamHandle stream) {
+  constexpr int kFew = 1024;  // of so few, gathering the best costs more than it saves
+  if constexpr (kTiles == 1) {
+    if (p.task.net.hidden == 0 && p.task.net.buckets > kFew)
+      return launch_kernel<kPlanes, kTiles, kRanks, true>(p, stream);
+  }
+  launch_kernel<kPlanes, kTiles, kRanks, false>(p, stream);
 }
 
 /// By the KV heads and the GPU alone: sums of another cut differ in their last bits, and a choice must not
@@ -830,7 +844,7 @@ void launch_for_kv_heads(const BucketChoiceTask& task, const Queries& queries, i
                          StreamHandle stream) {
   static PerDevice<bool> placed;
   const bool sixteen = placed.get(
-      [] { return can_place(choose_kernel<kPlanes, kTiles, 16>, 16, kThreads, kBytesOfTwo - 1024); });
+      [] { return can_place(choose_kernel<kPlanes, kTiles, 16, false>, 16, kThreads, kBytesOfTwo - 1024); });
   if (sixteen && queries.layout.kv_heads <= kFewClusters) {
     const Params p = params_of(task, queries, group, 16);
     if (p.plan.total + 1024 <= kBytesOfTwo) return launch<kPlanes, kTiles, 16>(p, stream);
