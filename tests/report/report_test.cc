@@ -303,7 +303,8 @@ TEST_F(ReportTest, RunsThatShareTextsAskAboutTheSameOnes) {
   SuiteRun& first = suites_[0].runs[0];
   first.tasks = {"kv", "vt"};
   first.lengths = {2200};
-  first.shared = 4400;
+  first.samples = 5;
+  first.shared = kSharedAll;
   first.protocols.resize(1);
   first.show = {Show::table};
   suites_[0].runs.push_back(first);
@@ -315,7 +316,7 @@ TEST_F(ReportTest, RunsThatShareTextsAskAboutTheSameOnes) {
   grid.run();
   const std::vector<Sample> of_first = grid.samples(suites_[0].runs[0]),
                             of_second = grid.samples(suites_[0].runs[1]);
-  ASSERT_EQ(of_first.size(), 6u) << "three of each task";
+  ASSERT_EQ(of_first.size(), 10u) << "five of each task, of as many texts as they need";
   ASSERT_EQ(of_second.size(), 2u) << "those of one text";
   EXPECT_EQ(of_first[0].context, of_second[0].context);
   EXPECT_NE(of_first[0].context, of_first[2].context);

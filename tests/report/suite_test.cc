@@ -39,7 +39,10 @@ dense = "sink=1,window=511"
 protocols = ["context-dense", "last:128"]
 samples = 5
 quick_samples = 2
+gpu_samples = 400
+gpu_questions = 8
 shared = "32k"
+gpu_shared = "all"
 show = ["table", "needle-map"]
 
 [[run]]
@@ -91,6 +94,46 @@ TEST(Suite, OnAGpuLengthsAreThoseNamedForIt) {
   EXPECT_THAT(parse_suite(kSuite, "a.toml", "a", false, true).runs[1].lengths, ElementsAre(16384));
 }
 
+TEST(Suite, OnAGpuNumbersAreThoseNamedForIt) {
+  const SuiteRun on_gpu = parse_suite(kSuite, "a.toml", "a", false, true).runs[0];
+  EXPECT_EQ(on_gpu.samples, 400);
+  EXPECT_EQ(on_gpu.questions, 8);
+  EXPECT_EQ(on_gpu.shared, kSharedAll);
+  EXPECT_EQ(parse_suite(kSuite, "a.toml", "a", true, true).runs[0].samples, 2) << "quick comes first";
+  const SuiteRun on_cpu = parse_suite(kSuite, "a.toml", "a", false).runs[0];
+  EXPECT_EQ(on_cpu.questions, 0);
+  EXPECT_EQ(on_cpu.shared, 32768);
+}
+
+TEST(Suite, SharedTextsAreAsManyAsTheQuestionsNeed) {
+  SuiteRun run = {.samples = 400, .questions = 8, .shared = kSharedAll};
+  EXPECT_EQ(shared_texts(run, 4096), 50);
+  EXPECT_EQ(shared_texts(run, 32768), 50);
+  run.samples = 401;
+  EXPECT_EQ(shared_texts(run, 4096), 51) << "rounded up";
+  run.shared = 32768;
+  EXPECT_EQ(shared_texts(run, 4096), 8) << "no more than so many tokens hold";
+  run.samples = 16;
+  EXPECT_EQ(shared_texts(run, 4096), 2) << "no more than the questions need";
+  run.samples = 8;
+  EXPECT_EQ(shared_texts(run, 4096), 8) << "tasks of one fact a text find their questions in several";
+  run.shared = kSharedAll;
+  EXPECT_EQ(shared_texts(run, 4096), 1);
+}
+
+TEST(Suite, LongTextsAreAskedAQuarter) {
+  SuiteRun run = {.samples = 400, .questions = 8, .shared = kSharedAll};
+  EXPECT_EQ(samples_at(run, 32768), 400);
+  EXPECT_EQ(samples_at(run, 131072), 100);
+  EXPECT_EQ(shared_texts(run, 131072), 13);
+  run.samples = 16;
+  EXPECT_EQ(samples_at(run, 131072), 8) << "all of one text";
+  run.samples = 5;
+  EXPECT_EQ(samples_at(run, 131072), 5);
+  run.questions = 0;
+  EXPECT_EQ(samples_at(run, 131072), 2);
+}
+
 TEST(Suite, FaultsNameTheirLine) {
   const std::string top = "title = \"t\"\n[[run]]\n";
   const std::string probe = top + "kind = \"probe\"\nlengths = [\"4k\"]\nmethods = [\"full\"]\n";
@@ -140,8 +183,14 @@ TEST(Suite, FaultsOfValuesNameTheirLineToo) {
   const std::string top = "title = \"t\"\n[[run]]\nlengths = [\"4k\"]\nmethods = [\"full\"]\n";
   EXPECT_THAT(error_of(top + "kind = \"attention\"\nshape = \"lama\"\n"),
               HasSubstr("a.toml line 6: 'shape': expected"));
-  EXPECT_THAT(error_of(top + "kind = \"eval\"\ntasks = [\"kv\"]\nprotocols = [\"dense\"]\n"),
+  const std::string eval = top + "kind = \"eval\"\ntasks = [\"kv\"]\n";
+  EXPECT_THAT(error_of(eval + "protocols = [\"dense\"]\n"),
               HasSubstr("a.toml line 7: 'protocols': expected context-dense"));
+  EXPECT_THAT(error_of(eval + "shared = \"some\"\n"),
+              HasSubstr("a.toml line 7: 'shared', unless it is \"all\": expected lengths"));
+  EXPECT_THAT(error_of(eval + "shared = \"all\"\n"),
+              HasSubstr("a.toml line 7: 'shared': expected 'questions' beside \"all\""));
+  EXPECT_THAT(error_of(eval + "gpu_samples = 0\n"), HasSubstr("line 7: 'gpu_samples': expected a number"));
   EXPECT_EQ(parse_suite(top + "kind = \"probe\"\n", "a.toml", "a", false).runs[0].where, "a.toml line 2");
 }
 

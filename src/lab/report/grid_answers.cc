@@ -75,7 +75,7 @@ void MeasurementRunner::plan_questions(const SuiteRun& run) {
         group->questions = run.questions;
         group->seed = run.seed;
       }
-      group->count = std::max(group->count, run.samples);
+      group->count = std::max(group->count, samples_at(run, length));
       if (group->task == kMixed) group->contexts = std::max(group->contexts, shared_texts(run, length));
       for (const Protocol& protocol : run.protocols) {
         group->add(task, full, protocol, group->extent(run));

@@ -46,7 +46,7 @@ struct MeasurementRunner::Group {
   Extent extent(const SuiteRun& run) const {
     constexpr std::int64_t kAll = std::numeric_limits<std::int64_t>::max();
     if (task.empty()) return {kAll, kAll};
-    return {run.samples, task == kMixed ? shared_texts(run, length) : kAll};
+    return {samples_at(run, length), task == kMixed ? shared_texts(run, length) : kAll};
   }
 
   void add(const std::string& of_task, const NamedSpec& spec, const Protocol& protocol,

@@ -322,11 +322,17 @@ std::string of_samples(const Section& s) {
   for (const auto& [length, counted] : of_length)
     parts.push_back(fmt::format("{} about {} {} at {}", counted.second, counted.first.size(),
                                 counted.first.size() == 1 ? "text" : "texts", at_length(length)));
+  std::string text = "Questions: " + join(parts, "; ") + ".";
   const bool mixed = s.run.shared > 0 && s.grid.has_own_tasks();
-  return fmt::format(
-      "Questions: {}.{} Differences of one or two answers, and of so few texts, say little.",
-      join(parts, "; "),
-      mixed ? " A text holds the facts of all tasks, and all suites ask about the same texts." : "");
+  if (mixed) text += " A text holds the facts of all tasks, and all suites ask about the same texts.";
+  const bool asks_less = std::any_of(of_length.begin(), of_length.end(), [&](const auto& l) {
+    return s.grid.has_own_tasks() && samples_at(s.run, l.first) < s.run.samples;
+  });
+  if (asks_less)
+    text += fmt::format(
+        " Beyond {} tokens a run asks a quarter of its questions: reading takes nearly all of the time.",
+        length_name(kFullSamples));
+  return text + " Differences of one or two answers, and of so few texts, say little.";
 }
 
 }  // namespace

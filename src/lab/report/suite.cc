@@ -122,7 +122,7 @@ class RunReader {
       run.queries = table_.integer("queries", 1, 1'000'000).value_or(run.queries);
     }
     if (run.kind == RunKind::drift || run.kind == RunKind::training) {
-      run.texts = quick_integer("texts", 2, 1000, run.kind == RunKind::drift ? run.texts : 6);
+      run.texts = integer("texts", 2, 1000, run.kind == RunKind::drift ? run.texts : 6);
       if (run.kind == RunKind::training) read_training(run);
     }
     if (run.kind == RunKind::attention || run.kind == RunKind::decode) read_bench(run);
@@ -150,23 +150,43 @@ class RunReader {
     const auto protocols = table_.list("protocols").value_or(std::vector<std::string>{"context-dense"});
     for (const std::string& text : protocols)
       run.protocols.push_back(Protocol::parse(text, table_.where("protocols") + ": 'protocols'"));
-    run.samples = quick_integer("samples", 1, 1'000'000, run.samples);
-    run.questions = table_.integer("questions", 0, 1000).value_or(0);
-    if (const auto shared = table_.text("shared")) run.shared = parse_length(*shared, table_.where("shared"));
+    run.samples = integer("samples", 1, 1'000'000, run.samples);
+    run.questions = integer("questions", 0, 1000, 0);
+    read_shared(run);
+  }
+
+  void read_shared(SuiteRun& run) {
+    const std::string key = key_of("shared", [&](const std::string& k) { return table_.text(k); });
+    const auto shared = table_.text(key);
+    if (!shared) return;
+    const std::string where = fmt::format("{}: '{}', unless it is \"all\"", table_.where(key), key);
+    run.shared = *shared == "all" ? kSharedAll : parse_length(*shared, where);
+    if (run.shared == kSharedAll && run.questions == 0)
+      throw InputError(fmt::format(
+          "{}: '{}': expected 'questions' beside \"all\", for texts are as many as samples / questions; "
+          "found none",
+          table_.where(key), key));
   }
 
   void read_training(SuiteRun& run) {
-    run.steps = quick_integer("steps", 1, 1'000'000, run.steps);
+    run.steps = integer("steps", 1, 1'000'000, run.steps);
     run.variants = required("variants");
     for (const std::string& variant : run.variants)
       naming(table_.where("variants") + ": 'variants'", [&] { check_saap_variant(variant); });
   }
 
-  std::int64_t quick_integer(const std::string& key, std::int64_t low, std::int64_t high,
-                             std::int64_t otherwise) {
-    const std::int64_t usual = table_.integer(key, low, high).value_or(otherwise);
-    const auto quick = table_.integer("quick_" + key, low, high);
-    return quick_ && quick ? *quick : usual;
+  /// The key that counts here: quick_KEY, gpu_KEY or KEY. `get` is asked for all three, so that none is taken
+  /// for a key that nobody knows.
+  std::string key_of(const std::string& key, const auto& get) const {
+    const bool has_quick = get("quick_" + key).has_value(), has_gpu = get("gpu_" + key).has_value();
+    get(key);
+    return (quick_ && has_quick ? "quick_" : gpu_ && has_gpu ? "gpu_" : "") + key;
+  }
+
+  std::int64_t integer(const std::string& key, std::int64_t low, std::int64_t high,
+                       std::int64_t otherwise) const {
+    const auto get = [&](const std::string& k) { return table_.integer(k, low, high); };
+    return get(key_of(key, get)).value_or(otherwise);
   }
 
   void read_bench(SuiteRun& run) {
@@ -236,8 +256,16 @@ std::int64_t parse_length(std::string_view text, std::string_view where) {
   return value * factor;
 }
 
+std::int64_t samples_at(const SuiteRun& run, std::int64_t length) {
+  if (length <= kFullSamples) return run.samples;
+  return std::max((run.samples + 3) / 4, std::min(run.samples, run.questions));
+}
+
 std::int64_t shared_texts(const SuiteRun& run, std::int64_t length) {
-  return std::max<std::int64_t>(1, run.shared / length);
+  const std::int64_t most = std::max<std::int64_t>(1, run.shared / length), samples = samples_at(run, length);
+  const bool follows = run.shared == kSharedAll || (run.questions > 0 && run.samples > run.questions);
+  if (!follows) return most;
+  return std::min(most, (samples + run.questions - 1) / run.questions);
 }
 
 std::string with_dense(std::string_view spec, std::string_view dense) {

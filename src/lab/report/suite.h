@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -66,8 +67,8 @@ struct SuiteRun {
   std::vector<std::int64_t> lengths;
   std::vector<Protocol> protocols;
   std::int64_t samples = 16, questions = 0;
-  /// Texts that hold the facts of all tasks serve all runs alike, of each length as many as so many tokens
-  /// hold; 0 = each task has texts of its own.
+  /// Texts that hold the facts of all tasks serve all runs alike, of each length no more than so many tokens
+  /// hold; kSharedAll = no such bound; 0 = each task has texts of its own.
   std::int64_t shared = 0;
   std::uint64_t seed = 7;
   std::vector<Show> show;
@@ -84,7 +85,13 @@ struct SuiteRun {
   bool without_cache = false;  ///< decode: also a token's time when the whole text is prefilled for it
 };
 
-/// Texts of a length that a run shares, one at least.
+inline constexpr std::int64_t kSharedAll = std::numeric_limits<std::int64_t>::max();
+inline constexpr std::int64_t kFullSamples = 32 * 1024;  ///< longer texts are asked about less
+/// Questions a task that a run asks at a length: beyond kFullSamples tokens a quarter of its samples, but all
+/// that it asks about one text, for reading such a text is nearly all of the work.
+std::int64_t samples_at(const SuiteRun& run, std::int64_t length);
+/// Texts of a length that a run shares: as many as the questions of a task need where one text has not enough
+/// of them, within what `shared` allows; one at least.
 std::int64_t shared_texts(const SuiteRun& run, std::int64_t length);
 
 struct Suite {
@@ -96,8 +103,8 @@ struct Suite {
   std::vector<SuiteRun> runs;
 };
 
-/// `quick` takes the keys that begin with quick_ in place of theirs, `gpu` those with gpu_ where neither
-/// does. InputError names the line. Whether a model can run a method is not looked at: a
+/// `quick` takes the keys that begin with quick_ in place of theirs, `gpu` those with gpu_ where there is no
+/// quick one. InputError names the line. Whether a model can run a method is not looked at: a
 /// report names those that it cannot.
 Suite parse_suite(std::string_view text, std::string_view where, std::string_view name, bool quick,
                   bool gpu = false);
