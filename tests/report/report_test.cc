@@ -6,6 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "base/file.h"
 #include "eval/tiny_model.h"
 #include "lodestone/error.h"
@@ -88,6 +90,19 @@ class ReportTest : public testing::Test {
     return make_report(grid, suites_, {"lodestone report", "-m tiny", "abc", "here", "today", "tiny"});
   }
   std::string raw(const char* name) const { return read_file(options_.folder / "raw" / name); }
+
+  /// Puts results of our choice into a file of raw results.
+  void rewrite(const char* name, const std::function<void(Json&)>& change) const {
+    std::string told;
+    for_each_line(raw(name), name, [&](std::string_view text, const std::string&) {
+      Json line = Json::parse(text);
+      change(line);
+      told += line.dump() + "\n";
+    });
+    AtomicFile file(options_.folder / "raw" / name);
+    file.write(std::as_bytes(std::span(std::string_view(told))));
+    file.commit();
+  }
 
   std::vector<Suite> suites_;
   const test::TestFolder folder_;
@@ -264,6 +279,43 @@ TEST_F(ReportTest, UsersOwnSamplesStandInForTheTasks) {
   EXPECT_THAT(
       text,
       HasSubstr("Needles found, by depth and length, context-dense: none of the samples tells the depth"));
+}
+
+TEST_F(ReportTest, ScoresSayHowFarBelowFullTheyAreAndHowSurely) {
+  std::string lines;
+  for (const char* sample : {"a0", "b0", "a1", "a2", "a3"}) {
+    const std::string id = sample;
+    const Json line = {{"id", id},
+                       {"task", id.substr(0, 1)},
+                       {"tokens", 0},
+                       {"context", "This is text " + id.substr(1) + ". It is short."},
+                       {"question", " Which text?"},
+                       {"answers", {id.substr(1)}},
+                       {"match", "contains"}};
+    lines += line.dump() + "\n";
+  }
+  options_.samples = parse_samples(lines, "mine.jsonl");
+  suites_[0].runs = {suites_[0].runs[1]};
+  suites_[0].ranking = false;
+  suites_[0].runs[0].methods = {{"topk:k=4", "topk:k=4"}};
+  suites_[0].runs[0].protocols.resize(1);
+  suites_[0].runs[0].show = {Show::table};
+  make();
+  rewrite("answers-context-dense.jsonl", [](Json& line) {
+    if (!line.contains("score")) return;
+    line["score"] =
+        line.at("attention") != "full" && (line.at("id") == "a0" || line.at("id") == "a3") ? 0 : 1;
+  });
+  const std::string text = make().markdown();
+  EXPECT_THAT(text, HasSubstr("| attention | a | b | mean | less full |"));
+  EXPECT_THAT(text, HasSubstr("| `full` | 100.0 | 100.0 | 100.0 |  |"));
+  // Texts are worth -62.5, 0, 0 and -62.5 points of 2, 1, 1 and 1 questions; t is 3.182.
+  EXPECT_THAT(text, HasSubstr("| `topk:k=4` | 50.0 | 100.0 | 75.0 | -25.0 ± 39.0 |"));
+  EXPECT_THAT(text, testing::Not(HasSubstr("no interval can be told")));
+  options_.samples.erase(options_.samples.begin() + 3, options_.samples.end());
+  const std::string few = make().markdown();
+  EXPECT_THAT(few, HasSubstr("| `topk:k=4` | 50.0 | 100.0 | 75.0 | - |"));
+  EXPECT_THAT(few, HasSubstr("Of fewer than 3 texts no interval can be told"));
 }
 
 TEST_F(ReportTest, SoFarItSaysWhatIsNotMeasuredYet) {

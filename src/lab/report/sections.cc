@@ -9,6 +9,7 @@
 #include <map>
 #include <numeric>
 #include <set>
+#include <span>
 
 #include "base/text.h"
 #include "lab/report/report.h"
@@ -27,6 +28,7 @@ std::string join_sentences(const std::string& first, const std::string& second) 
 /// What an eval run gave a method under one protocol at one length, over its tasks.
 struct MethodScore {
   std::string label;
+  NamedSpec named;
   double score = 0, agreement = 0, density = 0, selectivity = 0, seconds = 0;
   std::int64_t n = 0;
   std::map<std::string, double> by_task;
@@ -36,11 +38,11 @@ struct MethodScore {
 
 /// The rows of a report at one length (0 = all) as means over tasks, `full` first.
 std::vector<MethodScore> scores_of(const Section& s, const EvalReport& report, std::int64_t length) {
-  std::vector<MethodScore> scores = {{.label = "full"}};
+  std::vector<MethodScore> scores = {{.label = "full", .named = {"full", parse_spec("full")}}};
   std::map<std::string, std::size_t> index = {{"full", 0}};
   for (const GridMethod& m : s.grid.methods(s.run)) {
     if (!index.emplace(m.named.name, scores.size()).second) continue;
-    scores.push_back({.label = m.label});
+    scores.push_back({.label = m.label, .named = m.named});
     scores.back().exact_layers =
         static_cast<double>(m.named.spec.dense_layers) / static_cast<double>(s.grid.model().config().layers);
   }
@@ -83,22 +85,58 @@ std::vector<std::int64_t> lengths_of(const EvalReport& report) {
   return {lengths.begin(), lengths.end()};
 }
 
-void score_table(const Section& s, const std::vector<MethodScore>& scores, const std::string& what) {
+/// How far a method's mean over tasks lies from full attention's on the same questions. A task counts alike
+/// however many questions it has, as in that mean.
+Interval less_full(const Section& s, std::span<const Sample> samples, const NamedSpec& full,
+                   const NamedSpec& method, const Protocol& protocol) {
+  std::map<std::string, double> asked;  // questions by task
+  for (const Sample& sample : samples) asked[sample.task] += 1;
+  const double even = static_cast<double>(samples.size()) / static_cast<double>(asked.size());
+  std::map<const std::string*, std::int64_t> texts;
+  std::vector<double> points;
+  std::vector<std::int64_t> text;
+  for (const Sample& sample : samples) {
+    const double difference =
+        s.grid.answer(sample, method, protocol).score - s.grid.answer(sample, full, protocol).score;
+    points.push_back(100 * difference * even / asked[sample.task]);
+    text.push_back(texts.emplace(sample.context.get(), std::ssize(texts)).first->second);
+  }
+  return difference_by_document(points, text);
+}
+
+/// "-3.2 ± 1.9"; a dash where the texts are too few to tell.
+std::string with_half_interval(const Interval& interval) {
+  if (!interval.low) return "-";
+  const double half = std::max(interval.mean - *interval.low, *interval.high - interval.mean);
+  return fmt::format("{:+.1f} ± {:.1f}", interval.mean, half);
+}
+
+void score_table(const Section& s, const std::vector<MethodScore>& scores, const Protocol& protocol,
+                 std::int64_t length, const std::string& what) {
+  std::vector<Sample> samples = s.grid.samples(s.run);
+  std::erase_if(samples, [&](const Sample& sample) { return length != 0 && sample.tokens != length; });
   std::vector<std::string> head = {"attention"};
   for (const auto& [task, score] : scores.front().by_task) head.push_back(task);
-  for (const char* name : {"mean", "agreement", "density", "far keys", "questions"}) head.emplace_back(name);
+  for (const char* name : {"mean", "less full", "agreement", "density", "far keys", "questions"})
+    head.emplace_back(name);
   std::vector<std::vector<std::string>> rows;
   for (const MethodScore& m : scores) {
     std::vector<std::string> row = {"`" + m.label + "`"};
     for (const auto& [task, score] : m.by_task) row.push_back(fmt::format("{:.1f}", score));
     row.push_back(fmt::format("{:.1f}", m.score));
+    row.push_back(&m == &scores.front()
+                      ? ""
+                      : with_half_interval(less_full(s, samples, scores.front().named, m.named, protocol)));
     row.push_back(fmt::format("{:.3f}", m.agreement));
     row.push_back(percent(m.density));
     row.push_back(percent(m.selectivity));
     row.push_back(std::to_string(m.n));
     rows.push_back(std::move(row));
   }
-  s.table(what, std::move(head), std::move(rows));
+  s.table(what +
+              " \"less full\": the mean less full attention's on the same questions, ± half its 95 % "
+              "interval by text.",
+          std::move(head), std::move(rows));
 }
 
 Axis score_axis() {
@@ -332,7 +370,14 @@ std::string of_samples(const Section& s) {
     text += fmt::format(
         " Beyond {} tokens a run asks a quarter of its questions: reading takes nearly all of the time.",
         length_name(kFullSamples));
-  return text + " Differences of one or two answers, and of so few texts, say little.";
+  const bool few = std::any_of(of_length.begin(), of_length.end(),
+                               [](const auto& l) { return l.second.first.size() < kLeastDocuments; });
+  if (few)
+    text += fmt::format(
+        " Of fewer than {} texts no interval can be told: differences of one or two answers "
+        "say little there.",
+        kLeastDocuments);
+  return text;
 }
 
 }  // namespace
@@ -353,7 +398,7 @@ void write_eval(const Section& s) {
       const std::string what = fmt::format("{}, {}", at_length(length), protocol.str());
       const std::string dense = s.run.dense.empty() ? "" : "; dense parts " + s.run.dense;
       if (s.shows(Show::table))
-        score_table(s, scores, fmt::format("Scores in percent at {}{}.", what, dense));
+        score_table(s, scores, protocol, length, fmt::format("Scores in percent at {}{}.", what, dense));
       if (s.shows(Show::score_density)) score_chart(s, scores, what, &MethodScore::density, bytes);
       if (s.shows(Show::score_selectivity)) score_chart(s, scores, what, &MethodScore::selectivity, keys);
       if (s.shows(Show::score_tasks)) task_charts(s, scores, what);
