@@ -8,8 +8,8 @@
 #include <limits>
 #include <stack>
 
+#include "lab/report/ladders.h"
 #include "lab/report/page.h"
-#include "lab/report/ranking.h"
 #include "lab/report/report.h"
 #include "lab/report/svg.h"
 #include "lab/report/svg_draw.h"

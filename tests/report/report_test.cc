@@ -318,6 +318,32 @@ TEST_F(ReportTest, ScoresSayHowFarBelowFullTheyAreAndHowSurely) {
   EXPECT_THAT(few, HasSubstr("Of fewer than 3 texts no interval can be told"));
 }
 
+TEST_F(ReportTest, TheSuiteThatRanksComesFirstBehindWhatCameOut) {
+  suites_[0].runs.resize(1);
+  suites_[0].runs[0].show = {Show::table};
+  suites_.insert(suites_.begin(), suites_[0]);
+  suites_[0].title = "Plain";
+  suites_[0].name = suites_[0].given = "plain";
+  suites_[0].ranking = false;
+  make();
+  rewrite("cells.jsonl", [](Json& cell) {
+    const bool best = cell.at("key").at("spec").get<std::string>().find("k=4") != std::string::npos;
+    cell["result"].update({{"density", 0.07}, {"recovered", best ? 0.95 : 0.3}, {"selector_share", 0.05}});
+  });
+  const std::string html = make().html();
+  const std::string outcome =
+      "<p><a href=\"#all\">Everything</a> compares 2 methods that read a part of what full attention reads. "
+      "<code>topk:k=4</code> keeps 95 % of what far context is worth to the model (the recovered gap) and "
+      "reads "
+      "7.0 % of full attention&#39;s bytes (5.0 % to choose, 2.0 % to attend): no method keeps 90 % for "
+      "fewer. "
+      "With up to 20 % of the bytes, <code>streaming</code> (30 %) keeps less than half.</p>";
+  EXPECT_THAT(html, HasSubstr("</h1>\n" + outcome));
+  EXPECT_LT(html.find("<h2>Everything"), html.find("<h2>Plain"));
+  EXPECT_THAT(html, HasSubstr("<pre>lodestone report plain all -m tiny</pre>")) << "as it was asked for";
+  EXPECT_THAT(html, HasSubstr("<a href=\"#Left-out\">the end of this page</a>"));
+}
+
 TEST_F(ReportTest, SoFarItSaysWhatIsNotMeasuredYet) {
   MeasurementRunner(tiny_model(), suites_, options_);  // writes what an empty folder has
   options_.so_far = true;

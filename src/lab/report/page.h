@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A report's text, tables and figures, written twice: as one HTML file that needs nothing else, and as
-// Markdown with the figures beside it.
+// A report's text, tables and figures, written twice: as one HTML file that needs nothing else, each of its
+// sections in a fold, and as plain Markdown with the figures beside it.
 #pragma once
 
 #include <filesystem>
@@ -17,20 +17,26 @@ struct Block {
   std::string text;                            ///< heading, paragraph, code; the caption of a table or figure
   std::vector<std::string> items;              ///< of a list; the head of a table
   std::vector<std::vector<std::string>> rows;  ///< of a table; a first column of names, numbers after it
-  std::string svg, name;                       ///< of a figure; the name is that of its file
+  std::string svg;                             ///< of a figure
+  std::string name;                            ///< of a figure's file; of a heading, by which links find it
 };
+
+/// In a text: a link to the section of that name.
+std::string link_to(std::string_view text, std::string_view name);
 
 class Page {
  public:
   explicit Page(std::string title) : title_(std::move(title)) {}
-  void heading(int level, std::string text);
+  /// One of level 2 opens a section; what stands before the first is what the page begins with. `name` finds
+  /// it, or its text where there is none.
+  void heading(int level, std::string text, std::string name = {});
   void paragraph(std::string text);
   void code(std::string text);
   void list(std::vector<std::string> items);
   void table(std::string caption, std::vector<std::string> head, std::vector<std::vector<std::string>> rows);
   void figure(std::string name, std::string caption, std::string svg);
 
-  /// Text between back quotes is set as code in both.
+  /// Text between back quotes is set as code in both. Links are text alone in Markdown.
   std::string html() const;
   std::string markdown() const;
   /// index.html, report.md and figures/NAME.svg, each whole or not at all.

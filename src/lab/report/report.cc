@@ -10,6 +10,7 @@
 
 #include "base/text.h"
 #include "base/threads.h"
+#include "lab/report/explanation.h"
 #include "lab/report/ranking.h"
 #include "lab/report/sections.h"
 #include "lab/report/svg.h"
@@ -17,6 +18,8 @@
 namespace lode {
 
 namespace {
+
+constexpr const char* kLeftOut = "Left out";
 
 /// One line a reason, with all specs that it holds for.
 std::vector<std::string> skipped_lines(const MeasurementRunner& grid) {
@@ -128,10 +131,24 @@ void write_effort(const MeasurementRunner& grid, Page& page) {
              std::move(rows));
 }
 
-}  // namespace
+/// For readers who go no further: what came out of the suites that rank methods.
+void write_outcome(std::span<const Suite* const> suites, const std::map<const Suite*, Ladders>& ladders,
+                   Page& page) {
+  for (const Suite* suite : suites) {
+    const auto found = ladders.find(suite);
+    if (found == ladders.end()) continue;
+    std::vector<std::string> sentences = outcome_of(found->second);
+    if (sentences.empty()) continue;
+    sentences.insert(sentences.begin(),
+                     fmt::format("{} compares {} methods that read a part of what full attention reads.",
+                                 link_to(suite->title, suite->name), found->second.methods.size()));
+    page.paragraph(join(sentences, " "));
+  }
+}
 
-Page make_report(const MeasurementRunner& grid, std::span<const Suite> suites, const Provenance& provenance) {
-  Page page(suites.size() == 1 ? suites.front().title : "Attention by retrieval, measured alike");
+/// How the page was made, and what it counts.
+void write_front(const MeasurementRunner& grid, std::span<const Suite> suites, const Provenance& provenance,
+                 Page& page) {
   page.paragraph(fmt::format("Model `{}`. Machine: {}. Commit {}, {}.", provenance.model, provenance.machine,
                              provenance.commit, provenance.date));
   std::string command = provenance.program;
@@ -145,33 +162,48 @@ Page make_report(const MeasurementRunner& grid, std::span<const Suite> suites, c
       "are in percent. What reads fewer bytes stands further left; what answers like full attention stands "
       "higher.");
   if (!grid.skipped().empty())
-    page.paragraph(fmt::format("{} left out; the end of this page says what, and why.",
+    page.paragraph(fmt::format("{} left out; {} says what, and why.",
                                grid.skipped().size() == 1
                                    ? std::string("One spec is")
-                                   : fmt::format("{} specs are", grid.skipped().size())));
+                                   : fmt::format("{} specs are", grid.skipped().size()),
+                               link_to("the end of this page", kLeftOut)));
   if (grid.so_far())
     page.paragraph(
         "This page shows what has been measured so far; the same command without --so-far goes on.");
-  for (const Suite& suite : suites) {
-    page.heading(2, suite.title);
-    if (!suite.source.empty()) page.paragraph("After " + suite.source + ".");
-    page.paragraph(suite.note);
+}
+
+}  // namespace
+
+Page make_report(const MeasurementRunner& grid, std::span<const Suite> suites, const Provenance& provenance) {
+  Page page(suites.size() == 1 ? suites.front().title : "Attention by retrieval, measured alike");
+  std::vector<const Suite*> ordered;  // a reader wants to know first how all compare
+  for (const Suite& suite : suites) ordered.push_back(&suite);
+  std::stable_partition(ordered.begin(), ordered.end(), [](const Suite* suite) { return suite->ranking; });
+  std::map<const Suite*, Ladders> ladders;
+  for (const Suite* suite : ordered)
+    if (suite->ranking) ladders.emplace(suite, read_ladders(grid, *suite));
+  write_outcome(ordered, ladders, page);
+  write_front(grid, suites, provenance, page);
+  for (const Suite* suite : ordered) {
+    page.heading(2, suite->title, suite->name);
+    if (!suite->source.empty()) page.paragraph("After " + suite->source + ".");
+    page.paragraph(suite->note);
     int figures = 0;
     const auto section_of = [&](const SuiteRun& run) {
       return Section{grid,
-                     suite,
+                     *suite,
                      run,
-                     fmt::format("`{} {} {}`, commit {}, {}, seed {}.", provenance.program, suite.given,
+                     fmt::format("`{} {} {}`, commit {}, {}, seed {}.", provenance.program, suite->given,
                                  provenance.options, provenance.commit, provenance.machine, run.seed),
                      page,
                      figures};
     };
-    if (suite.ranking) write_ranking(section_of(suite.runs.front()));
-    for (const SuiteRun& run : suite.runs) write_run(section_of(run));
+    if (suite->ranking) write_ranking(section_of(suite->runs.front()), ladders.at(suite));
+    for (const SuiteRun& run : suite->runs) write_run(section_of(run));
   }
   write_effort(grid, page);
   if (!grid.skipped().empty()) {
-    page.heading(2, "Left out");
+    page.heading(2, kLeftOut);
     page.list(skipped_lines(grid));
   }
   return page;

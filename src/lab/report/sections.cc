@@ -280,15 +280,15 @@ void needle_maps(const Section& s, const Protocol& protocol) {
       svg_of(maps));
 }
 
-double member(const Json& row, const char* key) {
-  return json_has(row, key) && row.at(key).is_number() ? row.at(key).get<double>() : std::nan("");
-}
-
 std::string number(double value, const char* format) {
   return std::isfinite(value) ? fmt::format(fmt::runtime(format), value) : "-";
 }
 
 }  // namespace
+
+double member(const Json& row, const char* key) {
+  return json_has(row, key) && row.at(key).is_number() ? row.at(key).get<double>() : std::nan("");
+}
 
 bool Section::shows(Show show) const {
   return std::find(run.show.begin(), run.show.end(), show) != run.show.end();

@@ -47,7 +47,8 @@ struct MethodPoint {
 };
 std::vector<Series> series_from(const std::vector<MethodPoint>& points);
 
-std::string length_name(std::int64_t tokens);  ///< "16k"
+double member(const Json& row, const char* key);  ///< NaN where it holds no such number
+std::string length_name(std::int64_t tokens);     ///< "16k"
 std::string percent(double share, int digits = 2);
 
 }  // namespace lode
