@@ -74,8 +74,35 @@ TEST(Explanation, TheLeadersAnswersStandBesideFull) {
   ladders.methods[0].scores = {{ladders.columns[0], {{0.1, 60.0}}}, {ladders.columns[1], {{0.1, 90.0}}}};
   EXPECT_EQ(outcome_of(ladders).back(),
             "Asked questions at 10 % of the bytes, `good` scores 75.0 on average, full attention 90.0.");
+  EXPECT_THAT(explanation_of(ladders),
+              Contains("At 10 %, `searcher`, `poor`, `greedy` and `tiny` miss single "
+                       "facts that full attention finds."));
   ladders.methods[0].scores.erase(ladders.columns[0]);
   EXPECT_THAT(outcome_of(ladders), Not(Contains(HasSubstr("Asked questions")))) << "no mean of half of them";
+}
+
+TEST(Explanation, RowsSayWhyTheOrderIsSo) {
+  EXPECT_THAT(
+      explanation_of(made_up()),
+      ElementsAre(
+          "`searcher` reads most to choose: 7.0 of the 10 %.",
+          "At 10 %, more than half of the bytes go into choosing with `searcher` (7.0 % to choose 0.3 % of "
+          "the "
+          "far keys).",
+          "`searcher` holds the largest index, 150 % of the bytes of the keys and values.",
+          "`greedy` does not come down to 10 %: its smallest budget, `greedy:k=1`, reads 55.0 % (50.0 % "
+          "to choose, 5.0 % to attend).",
+          "`tiny` stays below 10 %: it reads 1.0 %."));
+}
+
+TEST(Explanation, OtherRowsGetOtherWords) {
+  Ladders ladders = made_up();
+  ladders.methods[1].steps = {step("searcher:k=1", 0.05, 0.6, 0.01, 0.03),
+                              step("searcher:k=9", 0.2, 0.95, 0.01, 0.12)};
+  ladders.methods[0].index.held = 2;
+  const std::vector<std::string> words = explanation_of(ladders);
+  EXPECT_THAT(words, Not(Contains(HasSubstr("more than half of the bytes"))));
+  EXPECT_THAT(words, Contains(HasSubstr("`good` holds the largest index")));
 }
 
 }  // namespace

@@ -21,8 +21,6 @@ using testing::HasSubstr;
 constexpr const char* kSuite = R"(# a comment
 title = "One \"table\""
 source = "a paper"   # and another
-explanation = "at length"
-quick_explanation = "in short"
 
 [[run]]
 kind = "eval"
@@ -77,14 +75,12 @@ TEST(Suite, SaysWhatItsFileSays) {
   EXPECT_EQ(run.protocols[1].str(), "last:128");
   EXPECT_EQ(run.samples, 5);
   EXPECT_EQ(suite.runs[1].kind, RunKind::probe);
-  EXPECT_EQ(suite.explanation, "at length");
 }
 
 TEST(Suite, QuickKeysStandInForTheirs) {
   const Suite suite = parse_suite(kSuite, "a.toml", "a", true);
   EXPECT_THAT(suite.runs[0].lengths, ElementsAre(4096));
   EXPECT_EQ(suite.runs[0].samples, 2);
-  EXPECT_EQ(suite.explanation, "in short");
   EXPECT_THAT(suite.runs[0].tasks, ElementsAre("needle", "freq"));
 }
 

@@ -116,6 +116,74 @@ void add(std::vector<std::string>& sentences, std::string sentence) {
   if (!sentence.empty()) sentences.push_back(std::move(sentence));
 }
 
+std::string most_to_choose(const Ladders& ladders) {
+  const Ladder* most = nullptr;
+  for (const Ladder& l : ladders.methods)
+    if (l.selector_at(kMiddle).value_or(0) > (most == nullptr ? 0 : *most->selector_at(kMiddle))) most = &l;
+  if (most == nullptr) return {};
+  return fmt::format("{} reads most to choose: {:.1f} of the {}.", code(most->label),
+                     100 * *most->selector_at(kMiddle), percent(kMiddle, 0));
+}
+
+/// Those whose bytes go into the search and not into what it finds.
+std::string searchers(const Ladders& ladders) {
+  std::vector<std::string> names;
+  for (const Ladder& l : ladders.methods) {
+    const auto selector = l.at(kMiddle, &LadderStep::selector), keys = l.at(kMiddle, &LadderStep::far_keys);
+    if (selector && keys && *selector > kHalf * kMiddle)
+      names.push_back(fmt::format("{} ({} to choose {} of the far keys)", code(l.label),
+                                  percent(*selector, 1), percent(*keys, 1)));
+  }
+  if (names.empty()) return {};
+  return fmt::format("At {}, more than half of the bytes go into choosing with {}.", percent(kMiddle, 0),
+                     listed(names));
+}
+
+/// Why a method has no place, where its points do not reach it.
+std::string without_place(const Ladder& l) {
+  const auto nearest = [&](bool least) {
+    const LadderStep* found = nullptr;
+    for (const LadderStep& step : l.steps)
+      if (std::isfinite(step.recovered) && (found == nullptr || (step.density < found->density) == least))
+        found = &step;
+    return found;
+  };
+  const LadderStep *least = nearest(true), *most = nearest(false);
+  if (least == nullptr) return {};
+  const auto sentence = [&](const char* what, const char* which, const LadderStep& step) {
+    const std::string who = least == most ? "it" : fmt::format("its {} budget, {},", which, code(step.label));
+    return fmt::format("{} {} {}: {} reads {}{}.", code(l.label), what, percent(kMiddle, 0), who,
+                       percent(step.density, 1), parts_of(step));
+  };
+  if (least->density > kMiddle) return sentence("does not come down to", "smallest", *least);
+  if (most->density < kMiddle) return sentence("stays below", "largest", *most);
+  return {};
+}
+
+std::string largest_index(const Ladders& ladders) {
+  if (ladders.methods.empty()) return {};
+  const auto most =
+      std::max_element(ladders.methods.begin(), ladders.methods.end(),
+                       [](const Ladder& a, const Ladder& b) { return a.index.held < b.index.held; });
+  if (most->index.held <= 0) return {};
+  return fmt::format("{} holds the largest index, {} of the bytes of the keys and values.", code(most->label),
+                     percent(most->index.held, 0));
+}
+
+std::string fails_a_single_fact(const Ladders& ladders) {
+  std::vector<std::string> names;
+  for (const Ladder& l : ladders.methods) {
+    const bool fails = std::any_of(ladders.columns.begin(), ladders.columns.end(), [&](const std::string& c) {
+      const auto score = is_pass_mark(c) ? l.score_at(kMiddle, c) : std::nullopt;
+      return score && *score < pass_mark(ladders, c);
+    });
+    if (fails) names.push_back(code(l.label));
+  }
+  if (names.empty()) return {};
+  return fmt::format("At {}, {} miss{} single facts that full attention finds.", percent(kMiddle, 0),
+                     listed(names), names.size() == 1 ? "es" : "");
+}
+
 }  // namespace
 
 std::vector<std::string> outcome_of(const Ladders& ladders) {
@@ -125,6 +193,16 @@ std::vector<std::string> outcome_of(const Ladders& ladders) {
   add(sentences, leaders(ladders));
   add(sentences, losers(ladders));
   add(sentences, answers_of_leader(ladders));
+  return sentences;
+}
+
+std::vector<std::string> explanation_of(const Ladders& ladders) {
+  std::vector<std::string> sentences;
+  add(sentences, most_to_choose(ladders));
+  add(sentences, searchers(ladders));
+  add(sentences, fails_a_single_fact(ladders));
+  add(sentences, largest_index(ladders));
+  for (const Ladder& l : ladders.methods) add(sentences, without_place(l));
   return sentences;
 }
 

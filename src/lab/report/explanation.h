@@ -12,4 +12,7 @@ namespace lode {
 /// The outcome in a few sentences, for readers who go no further; empty when the probe has measured nothing.
 std::vector<std::string> outcome_of(const Ladders& ladders);
 
+/// Why the order is as it is, a sentence each.
+std::vector<std::string> explanation_of(const Ladders& ladders);
+
 }  // namespace lode

@@ -5,6 +5,8 @@
 
 #include <cmath>
 
+#include "lab/report/explanation.h"
+
 namespace lode {
 
 namespace {
@@ -85,7 +87,8 @@ void write_ranking(const Section& section, const Ladders& ladders) {
       "key adds to it, over what full attention reads for that token; they are so few that they are left out "
       "of the order. \"pass\": at least 90 % of full attention's score.");
   write_table(section, ladders);
-  section.page.paragraph(section.suite.explanation);
+  section.page.paragraph("What these rows say of the order:");
+  section.page.list(explanation_of(ladders));
 }
 
 }  // namespace lode

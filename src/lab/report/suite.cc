@@ -294,8 +294,6 @@ Suite parse_suite(std::string_view text, std::string_view where, std::string_vie
   suite.source = top.text("source").value_or("");
   suite.note = top.text("note").value_or("");
   suite.ranking = yes_or_no(top, "ranking");
-  const auto usual = top.text("explanation"), of_quick = top.text("quick_explanation");
-  suite.explanation = (quick && of_quick ? of_quick : usual).value_or("");
   for (std::size_t i = 1; i < tables.size(); ++i) {
     if (tables[i].name != "run")
       throw InputError(

@@ -98,8 +98,7 @@ struct Suite {
   std::string name;   ///< of the file, without its ending
   std::string given;  ///< on a command line: the name of a shipped one, the file of another
   std::string title, source, note;
-  bool ranking = false;     ///< also a row of each method at equal bytes
-  std::string explanation;  ///< of the ranking's order, printed below it
+  bool ranking = false;  ///< also a row of each method at equal bytes
   std::vector<SuiteRun> runs;
 };
 
