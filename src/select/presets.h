@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Named settings of methods: `preset=paper` is a method as its authors measure it, where our defaults differ.
+// Named settings of methods: `preset=paper` is a method as its authors measure it, or as the paper does that has it as a baseline.
 #pragma once
 
 #include <map>
@@ -12,7 +12,7 @@ namespace lode {
 struct Preset {
   std::string_view method, name;
   std::string_view keys;  ///< key=value,...
-  std::string_view note;  ///< what our defaults are instead, and why
+  std::string_view note;  ///< what it is, and what our defaults are instead
 };
 
 /// All of a method's.

@@ -17,7 +17,8 @@ namespace lode {
 namespace {
 
 TEST(Presets, EachIsASpecAndKeysBesideItWin) {
-  for (const char* method : {"squeezed", "saap", "hash", "retrieval", "quest", "ivf"}) {
+  for (const char* method : {"double-sparsity", "h2o", "hash", "hnsw", "infllm", "ivf", "kmeans", "magicpig",
+                             "pqcache", "quest", "retrieval", "saap", "snapkv", "squeezed", "streaming"}) {
     const auto presets = presets_of(method);
     ASSERT_FALSE(presets.empty()) << method;
     for (const Preset& preset : presets) {
@@ -30,8 +31,23 @@ TEST(Presets, EachIsASpecAndKeysBesideItWin) {
   EXPECT_EQ(parse_spec("quest:budget=64,preset=paper").text("budget"), "64");
   EXPECT_EQ(parse_spec("quest:preset=paper,window=9").dense.window, 9);
   EXPECT_TRUE(presets_of("full").empty());
+  EXPECT_TRUE(presets_of("kdeformer").empty()) << "its paper leaves the size of a bin to the experiment";
   test::expect_refused("expected one of paper, found 'own'", [] { parse_spec("ivf:preset=own"); });
   test::expect_refused("unknown key 'preset'", [] { parse_spec("topk:preset=paper"); });
+}
+
+TEST(Presets, HaveThePapersSinkAndWindow) {
+  const auto dense = [](std::string_view method) {
+    return parse_spec(std::string(method) + ":preset=paper");
+  };
+  EXPECT_EQ(dense("streaming").dense.sink, 4);
+  EXPECT_EQ(dense("infllm").dense.window, 4096);
+  EXPECT_EQ(dense("ivf").dense.sink, 128) << "RetrievalAttention's static pattern, as it has itself";
+  EXPECT_EQ(dense("hnsw").dense.window, dense("retrieval").dense.window);
+  EXPECT_EQ(dense("snapkv").dense.window, 1) << "its observation window is no sliding one";
+  EXPECT_EQ(dense("double-sparsity").dense_layers, 2);
+  EXPECT_TRUE(dense("squeezed").dense.from_context);
+  EXPECT_EQ(dense("kmeans").text("clusters"), "1024");
 }
 
 TEST(RegisterMethod, RefusesWhatSpecsCouldNotName) {
