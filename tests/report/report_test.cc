@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "eval/tiny_model.h"
 #include "lodestone/error.h"
+#include "support/asking.h"
 #include "support/refusal.h"
 
 namespace lode {
@@ -162,6 +163,21 @@ TEST_F(ReportTest, TimesOfAnOlderFolderKeepTheirWarning) {
   EXPECT_FALSE(grid.effort_of(run, 1024).has_value());
   run.kind = RunKind::attention;
   EXPECT_NEAR(grid.effort_of(run, 512)->others_share(), 0.25, 1e-12);
+}
+
+TEST_F(ReportTest, AtAnotherShapeThanTheModelsAnArtefactIsMadeUp) {
+  suites_ = {
+      parse_suite("title = \"t\"\n[[run]]\nkind = \"attention\"\nshape = \"L1q4kv2d32\"\nlengths = [\"6k\"]\n"
+                  "methods = [\"saap:probes=32\", \"saap:probes=32,preset=paper\"]\n",
+                  "t.toml", "t", false)};
+  options_.context.rope_factor.reset();
+  MeasurementRunner grid(test::pocket(), suites_, options_);
+  ASSERT_EQ(grid.methods(suites_[0].runs[0]).size(), 2u)
+      << "the one that lies beside the model is of its own heads";
+  grid.run();
+  const std::vector<Json> rows = grid.bench(suites_[0].runs[0], 6 * 1024);
+  ASSERT_EQ(rows.size(), 3u);
+  EXPECT_LT(rows[1].at("selectivity"), 0.5);
 }
 
 TEST_F(ReportTest, AWholeStepTellsWhatNoCacheCosts) {

@@ -6,9 +6,11 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <set>
 
 #include "lab/report/toml.h"
 #include "lodestone/error.h"
+#include "lodestone/spec.h"
 #include "support/source_dir.h"
 
 namespace lode {
@@ -17,6 +19,7 @@ namespace {
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 constexpr const char* kSuite = R"(# a comment
 title = "One \"table\""
@@ -199,6 +202,61 @@ TEST(Toml, RefusesWhatIsNoSuchFile) {
   EXPECT_THROW(parse_toml("a = \"\xff\"", "a.toml"), InputError);
   const auto tables = parse_toml("a = [ # c\n1,\n2.5 , ]\r\n# end", "a.toml");
   EXPECT_THAT(*tables[0].list("a"), ElementsAre("1", "2.5"));
+}
+
+TEST(Suite, PresetsKeepTheirPapersSinkAndWindow) {
+  const std::string dense = "sink=1,window=127,dense_layers=0";
+  const Spec asked = parse_spec(with_dense("saap:probes=8,preset=paper", dense, RunKind::eval));
+  EXPECT_EQ(asked.dense.window, 2047);
+  EXPECT_EQ(asked.dense_layers, 1);
+  EXPECT_EQ(parse_spec(with_dense("hash:budget=8,preset=paper", dense, RunKind::eval)).dense.sink, 128)
+      << "by default";
+  EXPECT_EQ(parse_spec(with_dense("saap:preset=paper,window=9", dense, RunKind::eval)).dense.window, 9)
+      << "written";
+  const Spec probed = parse_spec(with_dense("saap:probes=8,preset=paper", dense, RunKind::probe));
+  EXPECT_EQ(probed.dense.window, 127) << "a probe gives all methods one";
+  EXPECT_EQ(probed.dense_layers, 1);
+  EXPECT_EQ(with_dense("saap:probes=8", dense, RunKind::eval), "saap:probes=8," + dense);
+}
+
+/// Shipped suites, of a whole report and of a quick one, on a CPU and on a GPU.
+std::vector<Suite> shipped_suites() {
+  std::vector<Suite> suites;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(source_dir() / "suites")) {
+    if (entry.path().extension() != ".toml") continue;
+    for (const bool quick : {false, true})
+      for (const bool gpu : {false, true}) suites.push_back(read_suite(entry.path(), quick, gpu));
+  }
+  return suites;
+}
+
+TEST(Suites, ThatMeasureAPapersSystemMeasureItAsItsPaperHasItToo) {
+  const auto is_paper = [](const std::string& label) {
+    return label.find("preset=paper") != std::string::npos;
+  };
+  std::size_t runs = 0;
+  for (const Suite& suite : shipped_suites()) {
+    for (const SuiteRun& run : suite.runs) {
+      if (run.kind != RunKind::eval && run.kind != RunKind::probe && run.kind != RunKind::recall) continue;
+      std::set<std::string> ours, papers;
+      for (const auto& method : run.methods) {
+        const std::string name = parse_spec(method.spec).name;
+        (is_paper(method.label) ? papers : ours).insert(name);
+      }
+      for (const char* const system : {"saap", "hash", "squeezed", "retrieval"}) {
+        EXPECT_EQ(ours.contains(system), papers.contains(system)) << system << " in " << run.where;
+        runs += papers.contains(system) ? 1 : 0;
+      }
+    }
+  }
+  EXPECT_GT(runs, 0u);
+}
+
+TEST(Suites, PresetsBesideOthersOfTheirMethodAreASeriesOfTheirOwn) {
+  for (const Suite& suite : shipped_suites())
+    for (const SuiteRun& run : suite.runs)
+      for (const auto& method : run.methods)
+        EXPECT_THAT(method.label, Not(HasSubstr(":preset="))) << run.where << ": the first key is the budget";
 }
 
 TEST(Suites, AllThatAreShippedParseAndEveryTaskIsThere) {

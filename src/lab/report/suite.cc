@@ -134,7 +134,7 @@ class RunReader {
   /// A spec that nobody can run is found before anything is measured; whether this model can, a grid knows.
   void read_methods(SuiteRun& run) {
     for (const std::string& label : required("methods")) {
-      run.methods.push_back({label, with_dense(label, run.dense)});
+      run.methods.push_back({label, with_dense(label, run.dense, run.kind)});
       naming(where_of_methods() + ": 'methods'", [&] { parse_spec(run.methods.back().spec); });
     }
   }
@@ -268,16 +268,20 @@ std::int64_t shared_texts(const SuiteRun& run, std::int64_t length) {
   return std::min(most, (samples + run.questions - 1) / run.questions);
 }
 
-std::string with_dense(std::string_view spec, std::string_view dense) {
+std::string with_dense(std::string_view spec, std::string_view dense, RunKind kind) {
   const std::string_view name = spec.substr(0, spec.find(':'));
   if (dense.empty() || name == "full") return std::string(spec);
   std::string given = spec.size() > name.size() ? std::string(spec.substr(name.size() + 1)) : "";
   const std::string before = "," + given;
+  const bool preset = before.find(",preset=") != std::string::npos,
+             alike = kind == RunKind::probe || kind == RunKind::recall;
   for (std::size_t at = 0; at <= dense.size();) {
     const std::size_t comma = std::min(dense.find(',', at), dense.size());
     const std::string_view pair = dense.substr(at, comma - at);
     const std::string key = "," + std::string(pair.substr(0, pair.find('='))) + "=";
-    if (before.find(key) == std::string::npos) given += (given.empty() ? "" : ",") + std::string(pair);
+    const bool keeps = preset && (!alike || key == ",dense_layers=");
+    if (!keeps && before.find(key) == std::string::npos)
+      given += (given.empty() ? "" : ",") + std::string(pair);
     at = comma + 1;
   }
   return fmt::format("{}:{}", name, given);

@@ -115,7 +115,8 @@ void naming(const std::string& where, const std::function<void()>& body);
 /// A count with the suffixes k = 1024 and M = 1024^2; InputError otherwise.
 std::int64_t parse_length(std::string_view text, std::string_view where);
 
-/// The spec with `dense` keys where it has none of its own; `full` stays as it is.
-std::string with_dense(std::string_view spec, std::string_view dense);
+/// The spec with `dense` keys where it has none of its own; `full` stays as it is. A preset is a paper's, sink, window and exact
+/// layers included: it keeps them, but for the sink and window of runs that give all methods the same.
+std::string with_dense(std::string_view spec, std::string_view dense, RunKind kind);
 
 }  // namespace lode
