@@ -22,7 +22,8 @@ struct Group {
   std::vector<BatchRow*> rows;
   std::vector<SequenceTokens> sequences;
   std::vector<ForwardWork> work;
-  ForwardHooks hooks;  ///< of all rows, where some look for sources
+  ForwardHooks hooks;                             ///< of all rows, where some look for sources
+  std::vector<std::vector<Selector*>> listeners;  ///< [L] of rows that are told; else empty
 };
 
 const AttachedMethod* method_of(const BatchRow& row) {
@@ -33,15 +34,16 @@ const AttachedMethod* method_of(const BatchRow& row) {
 /// sequence's own number (see step_of).
 bool shares_a_step(const BatchRow& row) {
   return row.hooks == nullptr ||
-         (method_of(row) == nullptr && row.audit == nullptr && row.hooks->mass && !row.hooks->attended &&
-          !row.hooks->layer_done && !row.hooks->samples && !row.hooks->compare);
+         (method_of(row) == nullptr && !row.told && row.audit == nullptr && row.hooks->mass &&
+          !row.hooks->attended && !row.hooks->layer_done && !row.hooks->samples && !row.hooks->compare);
 }
 
 /// Whether two rows can be in one step. Rows without a document, or that are looked into, have their own.
 bool attend_alike(const BatchRow& a, const BatchRow& b) {
   return !a.sequence->document().rows.empty() && shares_a_step(a) && shares_a_step(b) &&
          (a.hooks == nullptr) == (b.hooks == nullptr) && &a.sequence->document() == &b.sequence->document() &&
-         method_of(a) == method_of(b) && a.phase == b.phase && a.rows == b.rows;
+         method_of(a) == method_of(b) && a.told == b.told &&
+         (!a.told || a.sequence->method() == b.sequence->method()) && a.phase == b.phase && a.rows == b.rows;
 }
 
 /// Generated tokens come first, so that they share their products.
@@ -79,17 +81,19 @@ Step step_of(Group& group) {
   const Document::Impl& document = first.sequence->document();
   group.work.resize(group.rows.size());
   for (BatchRow* const row : group.rows)
-    group.sequences.push_back(
-        {.tokens = row->tokens,
-         .kv = &*row->sequence->tail,
-         .id = method == nullptr ? static_cast<std::int32_t>(group.sequences.size()) : row->sequence->id,
-         .far_limit = row->sequence->far_limit,
-         .document = document.rows});
+    group.sequences.push_back({.tokens = row->tokens,
+                               .kv = &*row->sequence->tail,
+                               .id = method == nullptr && !row->told
+                                         ? static_cast<std::int32_t>(group.sequences.size())
+                                         : row->sequence->id,
+                               .far_limit = row->sequence->far_limit,
+                               .document = document.rows});
+  if (first.told) group.listeners = first.sequence->prompt_listeners();
   Step step = {.sequences = group.sequences,
                .phase = first.phase,
                .selectors = {},
                .dense = {},
-               .listeners = {},
+               .listeners = group.listeners,
                .hooks = hooks_of(group),
                .given = {},
                .rows = first.rows,
@@ -189,7 +193,8 @@ void run_in_place(BatchRow& row) {
                                          .phase = row.phase,
                                          .rows = rows,
                                          .hooks = looked_at ? row.hooks : nullptr,
-                                         .audit = row.audit});
+                                         .audit = row.audit,
+                                         .told = row.told ? sequence.method_id() : kDense});
     if (context.gpu != nullptr) row.tiers = context.gpu->take_tier_work();
     if (rows != LogitRows::none) row.logits = context.logits;
   } catch (const Interrupted&) {

@@ -25,7 +25,9 @@ struct BatchRow {
   const ForwardHooks* hooks = nullptr;  ///< it then has a step of its own
   Audit* audit = nullptr;               ///< layers that fell back attend fully; beside hooks
   std::function<void()> again =
-      {};                ///< called before a step that failed midway is run again; null: need not be
+      {};  ///< called before a step that failed midway is run again; null: need not be
+  bool told =
+      false;  ///< to the method's selectors, which choose by this prompt (Branches::chooses_by_prompt)
   bool largest = false;  ///< the largest logit of the only wanted row is all that matters: a GPU finds it
 
   std::span<float> logits = {};  // [rows, V] until the next step; none where `token` has been found

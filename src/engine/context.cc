@@ -16,6 +16,7 @@
 #include "lodestone/error.h"
 #include "model/kv_shape.h"
 #include "select/device_keys.h"
+#include "select/shared/branches.h"
 #include "select/shared/orders_rows.h"
 #include "select/shared/shares_index.h"
 
@@ -269,15 +270,36 @@ Position Context::Impl::far_limit_of(const AttachedMethod* method) const {
   return static_cast<Position>(std::max<std::int64_t>(0, indexed - method->spec.dense.window));
 }
 
+/// `later_listeners`, and the selectors of a method that chooses by a prompt: a GPU that attends to the keys which they keep does
+/// not choose them.
+std::vector<std::vector<Selector*>> Context::Impl::listeners_with(MethodId method) const {
+  std::vector<std::vector<Selector*>> all = later_listeners;
+  for (std::size_t layer = 0; layer < all.size(); ++layer) {
+    Selector* const selector = methods.at(static_cast<std::size_t>(method)).selectors[layer];
+    if (prompt_chooser(selector) != nullptr && std::ranges::find(all[layer], selector) == all[layer].end())
+      all[layer].push_back(selector);
+  }
+  return all;
+}
+
+bool chooses_by_prompt(const AttachedMethod& method) {
+  return std::ranges::any_of(method.selectors,
+                             [](Selector* selector) { return prompt_chooser(selector) != nullptr; });
+}
+
 ForwardWork Context::Impl::step(std::span<const TokenId> tokens, const StepOptions& wanted) {
   const AttachedMethod* const attached =
       wanted.method == kDense ? nullptr : &methods.at(static_cast<std::size_t>(wanted.method));
   const SequenceTokens part = {tokens, &kv, 0, far_limit_of(attached)};
+  const auto told =
+      wanted.told == kDense ? std::vector<std::vector<Selector*>>() : listeners_with(wanted.told);
   Step step = {.sequences = {&part, 1},
                .phase = wanted.phase,
                .selectors = {},
                .dense = {},
-               .listeners = wanted.phase == Phase::context ? listeners : later_listeners,
+               .listeners = wanted.phase == Phase::context ? listeners
+                            : told.empty()                 ? later_listeners
+                                                           : told,
                .hooks = wanted.hooks,
                .given = given};
   if (attached != nullptr && !attached->dense()) {

@@ -84,9 +84,12 @@ struct Context::Impl {
     LogitRows rows = LogitRows::none;
     const ForwardHooks* hooks = nullptr;
     Audit* audit = nullptr;  ///< layers that fell back attend fully
+    MethodId told =
+        kDense;  ///< whose selectors choose by these tokens, a prompt's (Branches::chooses_by_prompt)
   };
   /// One forward pass of all these tokens at once. On any exception the context is as it was.
   ForwardWork step(std::span<const TokenId> tokens, const StepOptions& options);
+  std::vector<std::vector<Selector*>> listeners_with(MethodId method) const;
   ForwardWork forward(const Step& step, const AttachedMethod* method, LogitRows rows);
   /// Whether the sources of an answer are found by a GPU that reads it once more when it is complete.
   bool rereads_for_sources() const { return gpu != nullptr && gpu->finds_masses() && kv.recurrent().empty(); }
@@ -122,6 +125,8 @@ class Context::Impl::IndexedRows {
 };
 
 WorkReport report_of(const ForwardWork& work, std::int64_t tokens);
+/// Whether keys are chosen by a prompt that is known before its answer (Branches).
+bool chooses_by_prompt(const AttachedMethod& method);
 /// What the selectors of a method say of the text: the first that says something, and how many others do.
 std::string notice_of(const AttachedMethod& method);
 

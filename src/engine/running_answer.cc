@@ -67,7 +67,10 @@ RunningAnswer::RunningAnswer(Request request, std::unique_ptr<Sequence> sequence
   if (request_.audit > 0) start_audit();
   if (request_.want_sources) collect_sources();
   rereads_ = request_.want_sources && sequence_->context().rereads_for_sources();
-  request_.read != nullptr ? begin() : plan(chunk);
+  told_ = request_.options.sparse_prompt_tokens >= 0 && !exact() && sequence_->chooses_by_prompt();
+  // Who chooses by a prompt hears it, and so reads it again. In place it would come to stand behind itself.
+  LODE_ASSERT(!told_ || request_.read == nullptr || !sequence_->in_place());
+  request_.read != nullptr && !told_ ? begin() : plan(chunk);
 }
 
 RunningAnswer::RunningAnswer(Request request, std::int64_t chunk)
@@ -119,6 +122,7 @@ const ForwardHooks* RunningAnswer::hooks(bool sources) const {
 void RunningAnswer::plan(std::int64_t chunk) {
   const std::int64_t held = request_.cache != nullptr ? sequence_->keep_beginning(request_.prompt) : 0;
   if (held > 0) sequence_->tail->recurrent().keep();
+  if (told_) sequence_->begin_prompt();
   const std::int64_t length = std::ssize(request_.prompt), asked = request_.options.sparse_prompt_tokens,
                      sparse = std::min(length - held, asked < 0 ? length : std::min(length, asked)),
                      joint = exact() ? 1 : sequence_->joint_tokens();
@@ -196,7 +200,8 @@ BatchRow RunningAnswer::next() {
       .rows = piece_ + 1 == pieces_.size() ? LogitRows::last_of_each : LogitRows::none,
       .hooks = hooks(piece.hooked),
       .audit = audit,
-      .again = forget_seen()};
+      .again = forget_seen(),
+      .told = told_};
 }
 
 /// What a step that failed midway has shown of sources will be shown again.
@@ -273,6 +278,7 @@ bool RunningAnswer::take_step(BatchRow& row) {
   if (!prompting() || pieces_[piece_].sparse || exact()) report(row);
   if (prompting()) {
     if (++piece_ < pieces_.size()) return false;
+    if (told_) sequence_->choose_by_prompt();
     prompted_ = Clock::now();
     answer_.generation.prompt_seconds = answer_.first_token_seconds = seconds(prompted_ - start_);
   }

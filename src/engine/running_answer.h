@@ -107,6 +107,7 @@ class RunningAnswer {
   std::vector<TokenId> closing_;       ///< what is left of the tokens that end thoughts, the next one last
   std::vector<Piece> pieces_;
   std::size_t piece_ = 0;
+  bool told_ = false;  ///< the method's selectors hear the prompt and choose by it
   bool complete_ = false;
   std::vector<float> logits_;  ///< [V] of the prompt's last token, of an answer of no tokens
   std::size_t on_host_ = 0;    ///< what ran on the host of a context on a GPU before

@@ -70,6 +70,50 @@ MethodId Sequence::method_id() const {
   return method_ == nullptr ? kDense : static_cast<MethodId>(method_ - context_.methods.data());
 }
 
+bool Sequence::chooses_by_prompt() const {
+  if (method_ == nullptr || context_.share.divided()) return false;
+  if (!in_place() && (on_gpu() || document().distributed != nullptr)) return false;
+  return lode::chooses_by_prompt(*method_);
+}
+
+void Sequence::begin_prompt() {
+  std::unique_lock<std::mutex> choosing;
+  if (!in_place()) choosing = std::unique_lock(document().choosing);
+  for (Selector* const selector : method_->selectors)
+    if (Branches* const chooser = prompt_chooser(selector); chooser != nullptr)
+      chooser->begin_prompt(id, static_cast<Position>(tokens()));
+}
+
+void Sequence::choose_by_prompt() {
+  std::unique_lock<std::mutex> choosing;
+  if (!in_place()) choosing = std::unique_lock(document().choosing);
+  if (in_place()) context_.host_kv();
+  for (std::size_t layer = 0; layer < method_->selectors.size(); ++layer) {
+    Branches* const chooser = prompt_chooser(method_->selectors[layer]);
+    if (chooser == nullptr) continue;
+    const auto index = static_cast<int>(layer);
+    if (in_place()) {
+      chooser->choose_by_prompt(0, context_.kv.layer(index), {});
+      continue;
+    }
+    const std::span<const KvRows> rows = document().rows;
+    const auto most = rows.size() / method_->selectors.size();
+    KvLayer kv;
+    if (!rows.empty())
+      kv = {.heads = rows.subspan(layer * most, static_cast<std::size_t>(context_.config.kv_heads_of(index))),
+            .tokens = rows.front().rows};
+    chooser->choose_by_prompt(id, kv, tail->layer(index));
+  }
+}
+
+std::vector<std::vector<Selector*>> Sequence::prompt_listeners() const {
+  std::vector<std::vector<Selector*>> listeners(method_->selectors.size());
+  for (std::size_t layer = 0; layer < listeners.size(); ++layer)
+    if (prompt_chooser(method_->selectors[layer]) != nullptr)
+      listeners[layer].push_back(method_->selectors[layer]);
+  return listeners;
+}
+
 void Sequence::roll_back(std::int64_t tokens) {
   if (in_place()) return context_.roll_back(tokens);
   const std::int64_t own = tokens - begin_;

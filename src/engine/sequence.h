@@ -35,6 +35,15 @@ class Sequence {
   std::int64_t tokens() const { return in_place() ? context_.tokens() : begin_ + std::ssize(ids); }
   /// Question tokens that choose their keys together (Selector): 1 = each for itself, 0 = all.
   std::int64_t joint_tokens() const;
+  /// Whether a prompt that is known before its answer decides which keys the answer attends to (Branches). Not in branches whose
+  /// document is on a GPU, where selectors know no branches, and not where ranks share the keys.
+  bool chooses_by_prompt() const;
+  /// Its next tokens are such a prompt's: rows of it are told.
+  void begin_prompt();
+  /// All of the prompt is there.
+  void choose_by_prompt();
+  /// [L] selectors that a prompt is told to.
+  std::vector<std::vector<Selector*>> prompt_listeners() const;
   /// Back to so many tokens, those in front of its own included.
   void roll_back(std::int64_t tokens);
   /// Back to the longest beginning that `prompt` has, too, but for its last token, which is to be read again; says

@@ -382,6 +382,8 @@ void Llama::write_kv(int index, Batch batch) {
                            .v = rows_of(config_.plan.latent.kv_rank > 0 ? b_.k : b_.v, row, tokens, kv_cols)};
     if (config_.plan.layer(index).own_rows()) s.kv->write(index, tokens, write.k, write.v, &pool_);
     if (step.listeners.empty() || config_.plan.layer(index).window > 0) return;
+    std::unique_lock<std::mutex> choosing;
+    if (step.choosing != nullptr) choosing = std::unique_lock(*step.choosing);
     for (Selector* listener : step.listeners[static_cast<std::size_t>(index)]) listener->on_write(write);
   };
   for_each_sequence(batch, write_sequence);

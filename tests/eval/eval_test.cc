@@ -13,6 +13,7 @@
 #include "lab/studies/tune.h"
 #include "lab/tasks/samples.h"
 #include "lodestone/error.h"
+#include "support/asking.h"
 #include "support/refusal.h"
 #include "tiny_model.h"
 
@@ -139,6 +140,7 @@ TEST(Evaluate, MethodsThatShareAReadingOfTheQuestionAnswerAsAlone) {
   const auto samples = some_samples(4, 2);
   const std::vector<std::string> all = {"h2o:heavy_ratio=64,recent_ratio=16,sink=1,window=64",
                                         "kmeans:clusters=16,probes=4,window=64",
+                                        "snapkv:max_capacity_prompt=96,sink=1,window=64",
                                         "retrieval:k=8,sink=1,window=64", "topk:k=8,window=64"};
   const EvalReport together = evaluate(tiny_model(), samples, specs(all), quiet("decode-sparse"));
   for (std::size_t m = 0; m < all.size(); ++m) {
@@ -150,9 +152,30 @@ TEST(Evaluate, MethodsThatShareAReadingOfTheQuestionAnswerAsAlone) {
   }
 }
 
+// The paper's window is the prompt's end. A question that comes after the choice finds little of what it asks for.
+TEST(Evaluate, SnapKvFindsWhatAQuestionAsksForThatIsKnown) {
+  const Haystack prose = Haystack::prose(3, 50'000, make_meter(test::pocket()->tokenizer()));
+  std::vector<Sample> samples;
+  make_samples({.task = "needle", .tokens = 1200, .count = 8, .seed = 2, .questions = 4},
+               Language::built_in(), prose, [&](const Sample& s, bool) { samples.push_back(s); });
+  const auto snapkv =
+      specs({"snapkv:window_size=8,kernel_size=15,pooling=maxpool,max_capacity_prompt=160,sink=1,window=64"});
+  const auto scores = [&](const char* protocol) {
+    const EvalReport report = evaluate(test::pocket(), samples, snapkv, quiet(protocol));
+    return std::pair(report.rows[0].score, report.rows[1].score);
+  };
+  for (const char* const protocol : {"decode-sparse", "last:8"}) {
+    const auto [full, found] = scores(protocol);
+    ASSERT_GE(full, 75.0) << protocol;
+    EXPECT_GE(found, 0.75 * full) << protocol;
+  }
+  EXPECT_LT(scores("context-dense").second, 50.0);
+}
+
 TEST(Evaluate, AnswersDoNotDependOnHowManyAreAskedAtOnce) {
   const auto samples = some_samples(6, 2);
-  const auto all = specs({"h2o:heavy_ratio=64,recent_ratio=16,sink=1,window=64", "topk:k=8,window=64"});
+  const auto all = specs({"h2o:heavy_ratio=64,recent_ratio=16,sink=1,window=64",
+                          "snapkv:max_capacity_prompt=96,sink=1,window=64", "topk:k=8,window=64"});
   for (const char* const protocol : {"context-dense", "decode-sparse", "last:8"}) {
     std::vector<Json> reports;
     for (const int together : {1, 5}) {

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "attend/attend.h"
+#include "select/shared/branches.h"
 #include "support/damaged_index.h"
 #include "support/forged_index.h"
 #include "support/refusal.h"
@@ -104,6 +105,88 @@ TEST(SnapKv, KeepsTheKeysOfMostPooledVotes) {
                   far_set(rows, from, block.far_end(t, geometry.dense)))
             << c.keys << " " << h;
     }
+  }
+}
+
+/// A prompt behind an indexed text, as a branch sees it and in place.
+struct PromptBehind {
+  PromptBehind(World& world, std::int64_t context) {
+    const KvLayer all = world.store().layer(0);
+    for (const KvRows& head : all.heads) {
+      kv_rows.push_back(head);
+      kv_rows.back().rows = context;
+      tail_rows.push_back(head);
+      tail_rows.back().k += context * head.row_bytes();
+      tail_rows.back().v += context * head.row_bytes();
+      tail_rows.back().rows -= context;
+    }
+    kv = {.heads = kv_rows, .tokens = context};
+    tail = {.heads = tail_rows, .tokens = all.tokens - context};
+  }
+  std::vector<KvRows> kv_rows, tail_rows;
+  KvLayer kv, tail;
+};
+
+/// Tells a sequence of a prompt of tokens [begin, begin + tokens) in pieces.
+void tell_prompt(Selector& selector, World& world, std::int32_t sequence, Position begin,
+                 std::int64_t tokens) {
+  prompt_chooser(&selector)->begin_prompt(sequence, begin);
+  for (std::int64_t at = 0; at < tokens; at += 7) {
+    const std::int64_t count = std::min<std::int64_t>(7, tokens - at);
+    const QueryBlock block = world.block(static_cast<Position>(begin + at), count);
+    selector.on_write({.sequence = sequence,
+                       .phase = Phase::question,
+                       .begin = block.begin,
+                       .tokens = count,
+                       .q = block.q});
+  }
+}
+
+// A prompt shorter than the window is filled up by the text's last tokens.
+TEST(SnapKv, PromptsVoteForTheirOwnSequence) {
+  ThreadPool pool(2);
+  for (const int window : {8, 30}) {
+    World world({.kv_heads = 2, .group = 2, .d = 32, .dense = {3, 10}});
+    const LayerGeometry geometry = world.geometry(pool);
+    world.write(150);
+    const std::string spec = "snapkv:kernel_size=1,window_size=" + std::to_string(window) +
+                             ",max_capacity_prompt=" + std::to_string(window + 20);
+    const auto selector = make(spec, geometry), in_place = make(spec, geometry);
+    for (Selector* const one : {selector.get(), in_place.get()}) {
+      tell(*one, world, 150, 37);
+      one->build(0, world.store().layer(0));
+    }
+    world.write(20);
+    const auto by_text = select(*selector, world.block(169, 1), geometry);
+    const PromptBehind rows(world, 150);
+    prompt_chooser(selector.get())->branch(7);
+    tell_prompt(*selector, world, 7, 150, 20);
+    prompt_chooser(selector.get())->choose_by_prompt(7, rows.kv, rows.tail);
+    tell_prompt(*in_place, world, 0, 150, 20);
+    prompt_chooser(in_place.get())->choose_by_prompt(0, world.store().layer(0), {});
+
+    const auto from = static_cast<Position>(std::min(150, 170 - std::max(10, window)));
+    const QueryBlock observers = world.block(static_cast<Position>(170 - window), window);
+    const std::vector<float> q(observers.q.begin(), observers.q.end());
+    std::vector<FarSet> expected;
+    for (int h = 0; h < 4; ++h) {
+      std::vector<double> votes(150, 0.0);
+      for (int t = 0; t < window; ++t) {
+        const auto w = weights(world, geometry, q.data() + (t * 4 + h) * 32, h / 2, 170 - window + t + 1);
+        for (std::size_t k = 0; k < votes.size(); ++k) votes[k] += w[k];
+      }
+      expected.push_back(far_set(best(votes, 20, 3, from), from, 160));
+    }
+    QueryBlock asking = world.block(169, 1);
+    EXPECT_EQ(select(*in_place, asking, geometry), expected) << window;
+    EXPECT_EQ(select(*selector, asking, geometry), by_text) << "the document's own choice stays";
+    EXPECT_NE(expected, by_text);
+    asking.sequence = 7;
+    EXPECT_EQ(select(*selector, asking, geometry), expected) << window;
+    in_place->roll_back(0, 169);
+    EXPECT_EQ(select(*in_place, world.block(169, 1), geometry), by_text) << "of a prompt that is cut";
+    selector->roll_back(7, 150);
+    EXPECT_EQ(select(*selector, asking, geometry), by_text);
   }
 }
 
@@ -254,6 +337,38 @@ TEST_F(H2oTest, KeepsWhatDroppingOneByOneKeeps) {
         own.score[k] += gained[static_cast<std::size_t>(head)][k];
     }
   }
+}
+
+TEST_F(H2oTest, WhatAKnownPromptGivesToAllKeysCounts) {
+  const auto selector = built("h2o:heavy_ratio=12,recent_ratio=25");
+  world_.write(20);
+  const std::vector<FarSet> by_text = step(*selector, 179, 1, Phase::generation);
+  selector->roll_back(0, kContext);
+  const PromptBehind rows(world_, kContext);
+  Branches& branches = *prompt_chooser(selector.get());
+  branches.branch(7);
+  tell_prompt(*selector, world_, 7, kContext, 20);
+  branches.choose_by_prompt(7, rows.kv, rows.tail);
+  std::vector<FarSet> expected;
+  const QueryBlock asked = world_.block(kContext, 20);
+  const std::vector<float> q(asked.q.begin(), asked.q.end());
+  for (int head = 0; head < 2; ++head) {
+    std::vector<double> score = context_scores(head);
+    for (int t = 0; t < 20; ++t)
+      for (int g = 0; g < 2; ++g) {
+        const auto w =
+            weights(world_, geometry_, q.data() + (t * 4 + head * 2 + g) * 32, head, kContext + t + 1, true);
+        for (std::size_t k = 0; k < w.size(); ++k) score[k] += w[k];
+      }
+    for (int g = 0; g < 2; ++g) expected.push_back(far_set(best(score, 12, 2, 155), 155, 170));
+  }
+  QueryBlock asking = world_.block(179, 1);
+  asking.sequence = 7;
+  EXPECT_EQ(select(*selector, asking, geometry_), expected);
+  EXPECT_NE(expected, by_text);
+  EXPECT_EQ(select(*selector, world_.block(179, 1), geometry_), by_text) << "another sequence's";
+  selector->roll_back(7, kContext);
+  EXPECT_EQ(select(*selector, asking, geometry_), by_text) << "of a prompt that is gone";
 }
 
 TEST_F(H2oTest, SharesAreOfTheContextAndStay) {

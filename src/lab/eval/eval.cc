@@ -113,6 +113,10 @@ class Questions {
 };
 
 void Questions::ask(Request request, const Asked& by, Found found) {
+  const Context::Impl& context = document_ ? document_->impl().parts() : context_->impl();
+  // A method that chooses by the prompt reads it itself.
+  if (by.method != kDense && chooses_by_prompt(context.methods.at(static_cast<std::size_t>(by.method))))
+    request.read = nullptr;
   request.audit = options_.context.audit;
   request.audit_limit = options_.audit_limit;
   const double read_seconds = request.read != nullptr ? request.read->seconds : 0;

@@ -15,7 +15,9 @@
 // text and weighted by how many each stands for: the paper's sum where the context has no more. After that
 // every query that attends through this method adds what it gave to the keys it attended (Selector::observe).
 // A question's tokens all choose by the scores before it, so that chunking changes nothing; its gains count
-// from the first generated token on. Rolling back to before a query that added something forgets what was
+// from the first generated token on. Where a prompt is known before its answer (decode-sparse, last:N), the paper has seen all of
+// it before it drops a key: then what its queries give to all keys counts when the prompt is complete, each sequence for itself,
+// and all keys compete anew. Rolling back to before a query that added something forgets what was
 // added since the last question began, or since the context ended when that is cut too. Sink and window are
 // attended anyway, the recent keys beyond the window and the heavy ones are chosen among the far keys. An
 // index that was never built chooses everything.
@@ -90,6 +92,12 @@ struct Kept {
   bool answered = false;  ///< since the question in `before`
 };
 
+/// A prompt that is not complete, by which a sequence will choose.
+struct Prompt {
+  CapturedQueries queries;
+  Position begin = 0;
+};
+
 class H2o final : public PerTokenSelector, public Branches {
  public:
   H2o(const LayerGeometry& geometry, const Options& options)
@@ -99,6 +107,8 @@ class H2o final : public PerTokenSelector, public Branches {
   bool wants_mass() const override { return true; }
   void on_write(const KvWrite& write) override {
     if (write.phase == Phase::context) captured_of(write.sequence).take(write);
+    const auto prompt = prompts_.find(write.sequence);
+    if (write.phase == Phase::question && prompt != prompts_.end()) prompt->second.queries.take(write);
   }
   void build(std::int32_t sequence, KvLayer kv) override;
   void append(std::int32_t sequence, KvLayer, Position) override { kept_.try_emplace(sequence, fresh(-1)); }
@@ -112,7 +122,13 @@ class H2o final : public PerTokenSelector, public Branches {
   void branch(std::int32_t id) override {
     kept_.insert_or_assign(id, kept_.contains(0) ? kept_.at(0) : fresh(-1));
   }
-  void drop_branch(std::int32_t id) override { kept_.erase(id); }
+  void drop_branch(std::int32_t id) override {
+    kept_.erase(id);
+    prompts_.erase(id);
+  }
+  bool chooses_by_prompt() const override { return true; }
+  void begin_prompt(std::int32_t id, Position position) override;
+  void choose_by_prompt(std::int32_t id, KvLayer kv, KvLayer tail) override;
 
  private:
   struct Scratch {
@@ -135,8 +151,9 @@ class H2o final : public PerTokenSelector, public Branches {
     const std::int64_t from = std::int64_t{position} + 1 - options_.recent.of(kept.tokens);
     return static_cast<Position>(std::clamp<std::int64_t>(from, sink(), std::max(sink(), far_end)));
   }
-  std::vector<float> context_scores(const CapturedQueries& captured, const KvRows& kv, int head,
-                                    std::int64_t tokens) const;
+  /// What a text's captured queries give to each of `keys` keys, those of a branch behind `kv` included; `tokens`: the text's.
+  std::vector<float> given(const CapturedQueries& captured, const KvRows& kv, const KvRows* tail, int head,
+                           std::int64_t keys, std::int64_t tokens) const;
   /// Notes what was gained before a question that begins here.
   static void remember_gains(Kept& kept, Position begin);
   /// Back to what was gained when the last question began, if it began at `tokens` or before, or to nothing.
@@ -149,6 +166,7 @@ class H2o final : public PerTokenSelector, public Branches {
   Options options_;
   std::map<std::int32_t, CapturedQueries> captured_;  // by sequence
   std::map<std::int32_t, Kept> kept_;
+  std::map<std::int32_t, Prompt> prompts_;
   std::vector<Scratch> scratch_;  // [workers]
 };
 
@@ -156,30 +174,59 @@ void H2o::build(std::int32_t sequence, KvLayer kv) {
   Kept kept = fresh(kv.tokens);
   const CapturedQueries& captured = captured_of(sequence);
   for (int head = 0; head < geometry_.kv_heads; ++head)
-    kept.heads[at(head)].context = context_scores(captured, kv.heads[at(head)], head, kv.tokens);
+    kept.heads[at(head)].context = given(captured, kv.heads[at(head)], nullptr, head, kv.tokens, kv.tokens);
   kept_.insert_or_assign(sequence, std::move(kept));
 }
 
+void H2o::begin_prompt(std::int32_t id, Position position) {
+  prompts_.insert_or_assign(
+      id, Prompt{.queries = CapturedQueries(geometry_.query_heads, geometry_.head_dim, options_.queries),
+                 .begin = position});
+  Kept& kept = kept_.try_emplace(id, fresh(-1)).first->second;
+  if (kept.answered || kept.before.begin < 0) remember_gains(kept, position);
+}
+
+void H2o::choose_by_prompt(std::int32_t id, KvLayer kv, KvLayer tail) {
+  const auto prompt = prompts_.find(id);
+  if (prompt == prompts_.end()) return;
+  const std::int64_t keys = kv.tokens + tail.tokens;
+  Kept& kept = kept_.at(id);
+  for (int head = 0; head < geometry_.kv_heads && !kv.heads.empty(); ++head) {
+    const std::vector<float> sum =
+        given(prompt->second.queries, kv.heads[at(head)],
+              tail.heads.empty() ? nullptr : &tail.heads[at(head)], head, keys, keys - prompt->second.begin);
+    Scores& scores = kept.heads[at(head)];
+    if (scores.gained.size() < sum.size()) scores.gained.resize(sum.size(), 0.0f);
+    for (std::size_t i = 0; i < sum.size(); ++i) scores.gained[i] += sum[i];
+    scores.heavy.clear();
+    scores.border = sink();
+  }
+  kept.last = std::max(kept.last, static_cast<Position>(keys - 1));
+  prompts_.erase(prompt);
+}
+
 /// Softmax weights of the captured queries of a group, summed for each key.
-std::vector<float> H2o::context_scores(const CapturedQueries& captured, const KvRows& kv, int head,
-                                       std::int64_t tokens) const {
+std::vector<float> H2o::given(const CapturedQueries& captured, const KvRows& kv, const KvRows* tail, int head,
+                              std::int64_t keys, std::int64_t tokens) const {
   const std::int64_t group = geometry_.group(), d = geometry_.head_dim, count = captured.tokens();
-  std::vector<float> sum(at(tokens), 0.0f);
+  std::vector<float> sum(at(keys), 0.0f);
   if (count == 0) return sum;
   std::vector<float> queries = captured.of_heads(static_cast<int>(head * group), static_cast<int>(group));
   for (float& x : queries) x *= geometry_.scale;
-  std::vector<std::vector<float>> parts(at(kParts), std::vector<float>(at(tokens), 0.0f));
+  std::vector<std::vector<float>> parts(at(kParts), std::vector<float>(at(keys), 0.0f));
   for_each(kParts, [&](std::int64_t part, int) {
     std::vector<float>& own = parts[at(part)];
     std::vector<float> scores;
     // Every kParts-th token: early ones have few keys, late ones many.
     for (std::int64_t t = part; t < count; t += kParts) {
       check_cancel();
-      const std::int64_t end = std::int64_t{captured.positions()[at(t)]} + 1;
-      if (end > tokens) break;
+      const std::int64_t end = std::int64_t{captured.positions()[at(t)]} + 1, seam = std::min(end, kv.rows);
+      if (end > keys) break;
       scores.resize(at(group * end));
-      kernels().score_run(queries.data() + t * group * d, static_cast<int>(group), kv, 0, end, scores.data(),
-                          end);
+      const float* const q = queries.data() + t * group * d;
+      kernels().score_run(q, static_cast<int>(group), kv, 0, seam, scores.data(), end);
+      if (end > seam)
+        kernels().score_run(q, static_cast<int>(group), *tail, 0, end - seam, scores.data() + seam, end);
       for (std::int64_t g = 0; g < group; ++g)
         add_softmax(std::span(own).first(at(end)), std::span(scores).subspan(at(g * end), at(end)));
     }
@@ -217,6 +264,10 @@ void H2o::forget_gains(Kept& kept, std::int64_t tokens, Position sink) {
 void H2o::roll_back(std::int32_t sequence, std::int64_t tokens) {
   if (const auto captured = captured_.find(sequence); captured != captured_.end())
     captured->second.cut(tokens);
+  if (const auto prompt = prompts_.find(sequence); prompt != prompts_.end()) {
+    prompt->second.queries.cut(tokens);
+    if (tokens < prompt->second.begin) prompts_.erase(prompt);
+  }
   const auto found = kept_.find(sequence);
   if (found == kept_.end()) return;
   Kept& kept = found->second;
@@ -237,6 +288,10 @@ void H2o::roll_back(std::int32_t sequence, std::int64_t tokens) {
 void H2o::observe(const AttentionMass& mass) {
   const auto found = kept_.find(mass.sequence);
   if (found == kept_.end() || mass.rows.empty()) return;
+  // What a prompt's queries give to all keys is counted when it is complete.
+  if (const auto prompt = prompts_.find(mass.sequence);
+      prompt != prompts_.end() && mass.query >= prompt->second.begin)
+    return;
   found->second.last = std::max(found->second.last, mass.query);
   std::vector<float>& pending = found->second.heads[at(mass.kv_head)].pending;
   if (pending.size() <= at(mass.rows.back())) pending.resize(at(mass.rows.back() + 1), 0.0f);
@@ -262,7 +317,10 @@ void H2o::select(std::span<const QueryBlock> blocks, Selection& out) {
   for (const QueryBlock& block : blocks) {
     Kept& kept = kept_.at(block.sequence);
     if (kept.tokens < 0 || block.tokens == 0) continue;
-    if (block.phase == Phase::generation) kept.answered = true;
+    if (block.phase == Phase::generation) {
+      kept.answered = true;
+      prompts_.erase(block.sequence);  // of a request that was given up
+    }
     if (block.phase == Phase::question && (kept.answered || kept.before.begin < 0))
       remember_gains(kept, block.begin);
     Position to = recent_from(kept, block.begin, block.far_end(0, geometry_.dense));
@@ -344,6 +402,7 @@ void H2o::load(std::int32_t sequence, SectionReader& in, KvLayer kv) {
 std::int64_t H2o::index_bytes() const {
   std::int64_t bytes = 0;
   for (const auto& [sequence, captured] : captured_) bytes += captured.bytes();
+  for (const auto& [sequence, prompt] : prompts_) bytes += prompt.queries.bytes();
   for (const auto& [sequence, kept] : kept_) {
     for (const auto* gains : {&kept.before.gained, &kept.before.pending})
       for (const std::vector<float>& head : *gains)

@@ -12,6 +12,10 @@
 // together. Chosen among the keys that are far when the context ends: those in sink and window are attended
 // anyway. Keys that leave the window later stay, as every key behind the observation window does in the
 // paper. Without a prefill to observe there are no votes: then the newest keys are kept.
+//
+// The paper's window is the prompt's end, question included. Where the prompt is known before the answer (decode-sparse, last:N)
+// its last tokens vote anew when it is complete, each sequence for itself; the document's last queries fill the window up where
+// the prompt is shorter. Where the document is indexed for questions to come, its own last tokens vote, once for all.
 #include "select/baselines/snapkv.h"
 
 #include <algorithm>
@@ -24,6 +28,7 @@
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
 #include "select/methods.h"
+#include "select/shared/branches.h"
 #include "select/shared/observed_queries.h"
 #include "select/shared/per_token.h"
 #include "select/shared/softmax_sum.h"
@@ -45,14 +50,27 @@ struct KeptKeys {
   std::int64_t version = 0;
 };
 
-class SnapKv final : public PerTokenSelector, public KeyKeeper {
+/// A prompt by which a sequence chooses.
+struct Prompt {
+  ObservedQueries queries;
+  Position begin = 0;  ///< of its tokens
+  bool complete = false;
+  std::int64_t end = 0;  ///< when it is
+  KeptKeys kept = {};
+};
+
+class SnapKv final : public PerTokenSelector, public KeyKeeper, public Branches {
  public:
   SnapKv(const LayerGeometry& geometry, const SnapKvOptions& options)
       : PerTokenSelector(geometry), options_(options) {}
 
   bool wants_writes() const override { return true; }
   void on_write(const KvWrite& write) override {
-    observed_.try_emplace(write.sequence, options_.window).first->second.take(write);
+    if (write.phase == Phase::context)
+      observed_.try_emplace(write.sequence, options_.window).first->second.take(write);
+    const auto prompt = prompts_.find(write.sequence);
+    if (write.phase == Phase::question && prompt != prompts_.end() && !prompt->second.complete)
+      prompt->second.queries.take(write);
   }
   void build(std::int32_t sequence, KvLayer kv) override;
   void append(std::int32_t sequence, KvLayer, Position) override { of(sequence); }
@@ -61,10 +79,23 @@ class SnapKv final : public PerTokenSelector, public KeyKeeper {
   void load(std::int32_t sequence, SectionReader& in, KvLayer kv) override;
   std::int64_t index_bytes() const override;
   KeyKeeper::Kept kept_keys() const override {
-    const auto found = kept_.find(0);
-    if (found == kept_.end()) return {.version = 0, .rows = {}, .from = sink()};
-    return {found->second.version, found->second.rows, found->second.from};
+    if (!kept_.contains(0)) return {.version = 0, .rows = {}, .from = sink()};
+    const KeptKeys& kept = kept_of(0);
+    return {kept.version, kept.rows, kept.from};
   }
+  bool per_sequence() const override { return true; }
+  void branch(std::int32_t id) override {
+    kept_.insert_or_assign(id, kept_.contains(0) ? kept_.at(0) : all());
+  }
+  void drop_branch(std::int32_t id) override {
+    kept_.erase(id);
+    prompts_.erase(id);
+  }
+  bool chooses_by_prompt() const override { return true; }
+  void begin_prompt(std::int32_t id, Position position) override {
+    prompts_.insert_or_assign(id, Prompt{.queries = ObservedQueries(options_.window), .begin = position});
+  }
+  void choose_by_prompt(std::int32_t id, KvLayer kv, KvLayer tail) override;
 
  private:
   Position sink() const { return static_cast<Position>(geometry_.dense.sink); }
@@ -78,54 +109,98 @@ class SnapKv final : public PerTokenSelector, public KeyKeeper {
     kept_.insert_or_assign(sequence, std::move(kept));
   }
   KeptKeys& of(std::int32_t sequence) { return kept_.try_emplace(sequence, all()).first->second; }
+  /// By the sequence's own prompt, or the document's.
+  const KeptKeys& kept_of(std::int32_t sequence) const {
+    const auto prompt = prompts_.find(sequence);
+    if (prompt != prompts_.end() && prompt->second.complete) return prompt->second.kept;
+    return kept_.at(sequence);
+  }
 
-  std::vector<float> votes(const ObservedQueries& observed, const KvRows& kv, int first, int heads,
-                           std::int64_t before) const;
+  /// Keys and values of a head, and those of a branch behind them.
+  struct Rows {
+    const KvRows& kv;
+    const KvRows* tail = nullptr;
+    std::int64_t count() const { return kv.rows + (tail != nullptr ? tail->rows : 0); }
+  };
+  /// The keys before `end` that are kept, by the last of `tokens` tokens, whose queries were `observed`. Keys from `end` on are
+  /// kept all.
+  KeptKeys chosen(std::span<const ObservedQueries* const> observed, KvLayer kv, KvLayer tail,
+                  std::int64_t tokens, std::int64_t end) const;
+  void vote(const ObservedQueries& observed, const Rows& rows, int first, int heads, std::int64_t from,
+            std::span<float> votes) const;
   std::vector<float> pool(std::span<const float> votes) const;
   void choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) override;
 
   SnapKvOptions options_;
   std::map<std::int32_t, ObservedQueries> observed_;  // by sequence
   std::map<std::int32_t, KeptKeys> kept_;
+  std::map<std::int32_t, Prompt> prompts_;
   std::int64_t versions_ = 0;  ///< that there have been
 };
 
 void SnapKv::build(std::int32_t sequence, KvLayer kv) {
+  const ObservedQueries* const observed = &observed_.try_emplace(sequence, options_.window).first->second;
+  set(sequence, chosen({&observed, 1}, kv, {}, kv.tokens, kv.tokens));
+}
+
+void SnapKv::choose_by_prompt(std::int32_t id, KvLayer kv, KvLayer tail) {
+  const auto found = prompts_.find(id);
+  if (found == prompts_.end() || found->second.queries.tokens() == 0 || !kept_.contains(id)) return;
+  Prompt& prompt = found->second;
+  const std::int64_t end = std::int64_t{prompt.queries.begin()} + prompt.queries.tokens();
+  std::vector<const ObservedQueries*> observed = {&prompt.queries};
+  if (const auto document = observed_.find(0); document != observed_.end())
+    observed.push_back(&document->second);
+  prompt.kept = chosen(observed, kv, tail, end, prompt.begin);
+  prompt.kept.version = ++versions_;
+  prompt.end = end;
+  prompt.complete = true;
+}
+
+KeptKeys SnapKv::chosen(std::span<const ObservedQueries* const> observed, KvLayer kv, KvLayer tail,
+                        std::int64_t tokens, std::int64_t end) const {
   KeptKeys kept = all();
   const std::int64_t behind = std::max(options_.window, geometry_.dense.window);
-  kept.from = static_cast<Position>(std::max<std::int64_t>(sink(), kv.tokens - behind));
+  const std::int64_t first_vote = tokens - options_.window,
+                     voted = std::min(
+                         {end, kv.tokens, first_vote});  // a branch chooses among the document's keys
+  kept.from = static_cast<Position>(std::max<std::int64_t>(sink(), std::min(voted, tokens - behind)));
   const std::int64_t n = kept.from - sink(), budget = options_.budget(n);
   if (budget >= n) {
     kept.from = sink();
-  } else {
-    const ObservedQueries& observed = observed_.try_emplace(sequence, options_.window).first->second;
-    const int heads = options_.per_kv_head ? geometry_.group() : 1;
-    for_each(sets(), [&](std::int64_t set, int) {
-      check_cancel();
-      const auto first = static_cast<int>(set) * heads;
-      const std::vector<float> pooled = pool(votes(observed, kv.heads[at(first / geometry_.group())], first,
-                                                   heads, kv.tokens - options_.window));
-      top_k(std::span(pooled).subspan(at(sink()), at(n)), budget, sink(), kept.rows[at(set)]);
-    });
+    return kept;
   }
-  set(sequence, std::move(kept));
+  const int heads = options_.per_kv_head ? geometry_.group() : 1;
+  for_each(sets(), [&](std::int64_t set, int) {
+    check_cancel();
+    const int first = static_cast<int>(set) * heads, kv_head = first / geometry_.group();
+    const Rows rows = {.kv = kv.heads[at(kv_head)],
+                       .tail = tail.heads.empty() ? nullptr : &tail.heads[at(kv_head)]};
+    std::vector<float> votes(at(voted), 0.0f);
+    for (const ObservedQueries* const queries : observed)
+      vote(*queries, rows, first, heads, first_vote, votes);
+    const std::vector<float> pooled = pool(votes);
+    top_k(std::span(pooled).subspan(at(sink()), at(n)), budget, sink(), kept.rows[at(set)]);
+  });
+  return kept;
 }
 
-/// Softmax weights that keys [0, before) received from the observed queries of some heads.
-std::vector<float> SnapKv::votes(const ObservedQueries& observed, const KvRows& kv, int first, int heads,
-                                 std::int64_t before) const {
+/// Adds the softmax weights that keys receive from the observed queries, of some heads, that stand at `from` or behind.
+void SnapKv::vote(const ObservedQueries& observed, const Rows& rows, int first, int heads, std::int64_t from,
+                  std::span<float> votes) const {
   const std::int64_t d = geometry_.head_dim;
-  std::vector<float> sum(at(before), 0.0f), scores, q(at(d));
+  std::vector<float> scores, q(at(d));
   for (std::int64_t i = 0; i < observed.tokens() * heads; ++i) {
-    const std::int64_t token = i / heads, end = std::int64_t{observed.begin()} + token + 1;
-    if (end <= before || end > kv.rows) continue;  // an earlier text's
+    const std::int64_t token = i / heads, end = std::int64_t{observed.begin()} + token + 1,
+                       own = std::min(end, rows.kv.rows);
+    if (end <= from || end > rows.count()) continue;  // an earlier text's
     const float* const given = observed.q().data() + (token * geometry_.query_heads + first + i % heads) * d;
     for (std::int64_t j = 0; j < d; ++j) q[at(j)] = given[j] * geometry_.scale;
     scores.resize(at(end));
-    kernels().score_run(q.data(), 1, kv, 0, end, scores.data(), end);
-    add_softmax(sum, scores);
+    kernels().score_run(q.data(), 1, rows.kv, 0, own, scores.data(), own);
+    if (end > own) kernels().score_run(q.data(), 1, *rows.tail, 0, end - own, scores.data() + own, end - own);
+    add_softmax(votes, scores);
   }
-  return sum;
 }
 
 std::vector<float> SnapKv::pool(std::span<const float> votes) const {
@@ -146,6 +221,11 @@ std::vector<float> SnapKv::pool(std::span<const float> votes) const {
 
 void SnapKv::roll_back(std::int32_t sequence, std::int64_t tokens) {
   if (const auto found = observed_.find(sequence); found != observed_.end()) found->second.roll_back(tokens);
+  if (const auto found = prompts_.find(sequence); found != prompts_.end()) {
+    Prompt& prompt = found->second;
+    prompt.queries.roll_back(tokens);
+    if (tokens < prompt.begin || (prompt.complete && tokens < prompt.end)) prompts_.erase(found);
+  }
   const auto found = kept_.find(sequence);
   if (found == kept_.end()) return;
   KeptKeys& kept = found->second;
@@ -158,7 +238,7 @@ void SnapKv::roll_back(std::int32_t sequence, std::int64_t tokens) {
 }
 
 void SnapKv::choose(const SelectUnit& unit, int, Selection& out, SelectWork& work) {
-  const KeptKeys& kept = kept_.at(unit.block->sequence);
+  const KeptKeys& kept = kept_of(unit.block->sequence);
   const auto add = [&](std::uint32_t heads, int set) {
     out.add_set(unit.set(heads));
     const std::vector<Position>& rows = kept.rows[at(set)];
@@ -215,10 +295,15 @@ void SnapKv::load(std::int32_t sequence, SectionReader& in, KvLayer kv) {
 
 std::int64_t SnapKv::index_bytes() const {
   std::int64_t bytes = 0;
-  for (const auto& [sequence, observed] : observed_) bytes += observed.bytes();
-  for (const auto& [sequence, kept] : kept_) {
+  const auto add = [&](const KeptKeys& kept) {
     for (const std::vector<Position>& rows : kept.rows)
       bytes += static_cast<std::int64_t>(rows.capacity() * sizeof(Position));
+  };
+  for (const auto& [sequence, observed] : observed_) bytes += observed.bytes();
+  for (const auto& [sequence, kept] : kept_) add(kept);
+  for (const auto& [sequence, prompt] : prompts_) {
+    bytes += prompt.queries.bytes();
+    add(prompt.kept);
   }
   return bytes;
 }

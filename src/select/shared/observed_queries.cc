@@ -7,7 +7,7 @@
 namespace lode {
 
 void ObservedQueries::take(const KvWrite& write) {
-  if (write.phase != Phase::context || write.tokens == 0) return;
+  if (write.tokens == 0) return;
   width_ = std::ssize(write.q) / write.tokens;
   roll_back(write.begin);
   if (begin_ + tokens() != write.begin) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The last queries of a context, by which methods judge keys: what users will ask is not known yet, and these
-// are the nearest thing to it.
+// are the nearest thing to it. Or those of a prompt, where it is.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ class ObservedQueries {
  public:
   explicit ObservedQueries(std::int64_t most) : most_(most) {}
 
-  /// Takes the context tokens of a write; a gap forgets what was before it.
+  /// Takes the tokens of a write; a gap forgets what was before it.
   void take(const KvWrite& write);
   void roll_back(std::int64_t tokens);
 
