@@ -252,6 +252,22 @@ TEST(Suites, ThatMeasureAPapersSystemMeasureItAsItsPaperHasItToo) {
   EXPECT_GT(runs, 0u);
 }
 
+TEST(Suites, ProbesGivePresetsTheSinkAndWindowOfAll) {
+  for (const Suite& suite : shipped_suites())
+    for (const SuiteRun& run : suite.runs) {
+      if (run.kind != RunKind::probe) continue;
+      const Spec all = parse_spec("streaming:" + (run.dense.empty() ? "sink=1,window=63" : run.dense));
+      for (const auto& method : run.methods) {
+        const Spec spec = parse_spec(method.spec);
+        // Without its own sink and window the paper's `streaming` is ours.
+        if (method.label.find("preset=") == std::string::npos || spec.name == "streaming") continue;
+        EXPECT_EQ(spec.dense.sink, all.dense.sink) << run.where << ": others are left out, " << method.label;
+        EXPECT_EQ(spec.dense.window, all.dense.window)
+            << run.where << ": others are left out, " << method.label;
+      }
+    }
+}
+
 TEST(Suites, PresetsBesideOthersOfTheirMethodAreASeriesOfTheirOwn) {
   for (const Suite& suite : shipped_suites())
     for (const SuiteRun& run : suite.runs)
