@@ -113,10 +113,19 @@ struct DatasetFlags {
   std::string format = "auto", prompts, truncate = "none";
 };
 void add_dataset_flags(CLI::App& verb, DatasetFlags& flags);
+/// Samples that are not asked, each with its reason, as --json has them.
+struct LeftOut {
+  Json samples = Json::array();
+  /// How many there are beside `asked` others, and why, for a reader; empty where there are none.
+  std::string summary(std::size_t asked) const;
+};
+/// The samples of a file; says on stderr which ones of a published data set are bad, and so left out.
+std::vector<Sample> dataset_samples(const std::string& path, const DatasetFlags& flags, std::int64_t limit,
+                                    const std::string& model, bool quiet, LeftOut& left_out);
 /// Says on stderr which samples were cut, and which were left out because they are longer than the model's context;
-/// InputError when all are. `left_out`, where it is wanted, gets them as --json has them.
+/// InputError when all are.
 std::vector<Sample> fitting(const Model& model, std::vector<Sample> samples, const DatasetFlags& flags,
-                            const ContextOptions& options, bool quiet, Json* left_out = nullptr);
+                            const ContextOptions& options, bool quiet, LeftOut& left_out);
 
 /// Checks of flags. CLI11's own let NaN pass, and integers that wrap around.
 CLI::Validator whole_number(std::int64_t low, std::int64_t high);

@@ -12,6 +12,7 @@
 #include <future>
 #include <iostream>
 #include <iterator>
+#include <map>
 #include <mutex>
 #include <numeric>
 #include <set>
@@ -23,10 +24,12 @@
 #include "base/text.h"
 #include "cli.h"
 #include "gpu/backend.h"
+#include "help.h"
 #include "io/container.h"
 #include "io/safetensors.h"
 #include "lab/eval/fit_samples.h"
 #include "lab/eval/settings.h"
+#include "lab/tasks/datasets.h"
 #include "lab/tasks/haystack.h"
 #include "lodestone/error.h"
 #include "model/config.h"
@@ -430,8 +433,29 @@ void add_dataset_flags(CLI::App& verb, DatasetFlags& flags) {
       ->check(CLI::IsMember({"none", "middle"}));
 }
 
+std::string LeftOut::summary(std::size_t asked) const {
+  if (samples.empty()) return {};
+  std::map<std::string, std::int64_t> reasons;
+  for (const Json& sample : samples) ++reasons[sample["reason"].get<std::string>()];
+  std::string text = fmt::format("Left out: {} of {} samples\n", samples.size(), asked + samples.size());
+  for (const auto& [reason, n] : reasons) text += "  " + wrapped(fmt::format("{}: {}", n, reason), 4) + "\n";
+  return text;
+}
+
+std::vector<Sample> dataset_samples(const std::string& path, const DatasetFlags& flags, std::int64_t limit,
+                                    const std::string& model, bool quiet, LeftOut& left_out) {
+  Dataset dataset =
+      read_dataset(path, parse_dataset_format(flags.format), limit, flags.prompts, token_count(model));
+  for (const UnreadSample& bad : dataset.unread) {
+    if (!quiet) print_remark("lodestone: " + remark_of(bad));
+    left_out.samples.push_back(
+        {{"id", bad.id.empty() ? Json() : Json(bad.id)}, {"place", bad.where}, {"reason", bad.reason}});
+  }
+  return std::move(dataset.samples);
+}
+
 std::vector<Sample> fitting(const Model& model, std::vector<Sample> samples, const DatasetFlags& flags,
-                            const ContextOptions& options, bool quiet, Json* left_out) {
+                            const ContextOptions& options, bool quiet, LeftOut& left_out) {
   const std::int64_t most = most_tokens(model, options);
   FittedSamples fitted = fit_samples(model, std::move(samples), most, parse_truncate(flags.truncate));
   if (fitted.samples.empty())
@@ -442,14 +466,12 @@ std::vector<Sample> fitting(const Model& model, std::vector<Sample> samples, con
                     most, excerpt(fitted.left_out.front().id), fitted.left_out.front().tokens));
   if (fitted.cut > 0 && !quiet)
     print_remark(fmt::format("lodestone: {} samples lost their middle to fit {} tokens", fitted.cut, most));
+  const std::string reason = fmt::format("expected fewer than {} tokens, the model's context or -c", most);
   for (const FittedSamples::LeftOut& sample : fitted.left_out) {
     if (!quiet)
-      print_remark(
-          fmt::format("lodestone: sample '{}': expected fewer than {} tokens, the model's context or -c, "
-                      "found {}: left out; "
-                      "--truncate middle cuts it",
-                      sample.id, most, sample.tokens));
-    if (left_out != nullptr) left_out->push_back({{"id", sample.id}, {"tokens", sample.tokens}});
+      print_remark(fmt::format("lodestone: sample '{}': {}, found {}: left out; --truncate middle cuts it",
+                               sample.id, reason, sample.tokens));
+    left_out.samples.push_back({{"id", sample.id}, {"tokens", sample.tokens}, {"reason", reason}});
   }
   return std::move(fitted.samples);
 }

@@ -53,13 +53,18 @@ def samples(
     limit: int = 0,
     prompts: str | os.PathLike[str] = "",
     tokens_of: Callable[[str], int] | None = None,
+    note: Callable[[str], None] = lambda line: None,
 ) -> list[_Sample]:
     """Samples of a file, at most `limit` of each task and length (0 = all).
 
     format: auto, own, ruler, infinitebench, longbench, prefixqa or needle; prompts: a file of prompts by task; tokens_of: how many
-    tokens a text has, for data sets that tell lengths in characters. InputError names file and line.
+    tokens a text has, for data sets that tell lengths in characters; note: told which samples of a published data set are bad, and so
+    left out. InputError names file and line.
     """
-    return _read_samples(os.fspath(path), format, limit, os.fspath(prompts), tokens_of)
+    read, remarks = _read_samples(os.fspath(path), format, limit, os.fspath(prompts), tokens_of)
+    for remark in remarks:
+        note(remark)
+    return read
 
 
 def evaluate(
@@ -260,10 +265,13 @@ def _arguments() -> argparse.Namespace:
 def _main() -> None:
     import transformers
 
+    def note(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
     flags = _arguments()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(flags.model)
-        of = samples(flags.samples, flags.format, flags.limit, flags.prompts, lambda text: len(tokenizer(text).input_ids))
+        of = samples(flags.samples, flags.format, flags.limit, flags.prompts, lambda text: len(tokenizer(text).input_ids), note)
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(flags.model, dtype=flags.dtype)
         model = model.to(flags.device).eval()
     except (InputError, KeyboardInterrupt):
@@ -272,7 +280,7 @@ def _main() -> None:
         why = str(error).strip().partition("\n")[0]
         expected = "expected the folder or name of a model that transformers loads (config.json, a tokenizer, weights)"
         raise InputError(f"{flags.model}: {expected}, found none: {why}") from error
-    rows = evaluate(model, tokenizer, of, flags.attention, flags.output, lambda line: print(line, file=sys.stderr, flush=True))
+    rows = evaluate(model, tokenizer, of, flags.attention, flags.output, note)
     if flags.json:
         print(json.dumps({"model": flags.model, "protocol": "context-dense", "results": [row._asdict() for row in rows]}))
     else:

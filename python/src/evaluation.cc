@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "lab/eval/fit_samples.h"
@@ -35,11 +36,17 @@ TokenCount count_by(const PyTokenCount& tokens_of) {
   return [&](std::string_view text) { return tokens_of(std::string(text)); };
 }
 
-std::vector<Sample> read(const std::string& path, const std::string& format, std::int64_t limit,
-                         const std::string& prompts, const std::optional<PyTokenCount>& tokens_of) {
+/// With remarks on samples of a published data set that cannot be asked.
+std::tuple<std::vector<Sample>, std::vector<std::string>> read(const std::string& path,
+                                                               const std::string& format, std::int64_t limit,
+                                                               const std::string& prompts,
+                                                               const std::optional<PyTokenCount>& tokens_of) {
   if (limit < 0) throw InputError("samples: expected a limit of 0 or more, found " + std::to_string(limit));
-  return read_dataset(path, parse_dataset_format(format), limit, prompts,
-                      tokens_of ? count_by(*tokens_of) : TokenCount());
+  Dataset dataset = read_dataset(path, parse_dataset_format(format), limit, prompts,
+                                 tokens_of ? count_by(*tokens_of) : TokenCount());
+  std::vector<std::string> remarks;
+  for (const UnreadSample& bad : dataset.unread) remarks.push_back(remark_of(bad));
+  return {std::move(dataset.samples), std::move(remarks)};
 }
 
 std::tuple<double, std::optional<double>, std::optional<double>> interval_of(

@@ -82,6 +82,14 @@ def test_a_run_goes_on_where_it_ended(tiny, tmp_path, monkeypatch):
         evaluate.evaluate(*tiny, samples, specs, records)
 
 
+def test_a_bad_line_of_a_published_set_is_named(tmp_path):
+    lines = [{"_id": name, "dataset": task, "context": "c", "input": "q", "answers": ["a"]} for name, task in (("x", "no-such"), ("y", "qasper"))]
+    notes = []
+    samples = evaluate.samples(written(tmp_path / "l.jsonl", lines), note=notes.append)
+    assert [sample.task for sample in samples] == ["qasper"]
+    assert len(notes) == 1 and "line 1, sample 'x': " in notes[0]
+
+
 def test_what_does_not_fit_is_named(tiny, tmp_path):
     notes = []
     samples = evaluate.samples(made_up(tmp_path / "s.jsonl", tokens=300))

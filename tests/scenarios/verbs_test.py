@@ -111,6 +111,23 @@ class Eval(ProgramTest):
         long.write_text(json.dumps(lines[1]) + "\n", encoding="utf-8")
         self.assert_refused(run(*common, "--quiet"), "'long one'", "--truncate middle")
 
+    def test_bad_lines_of_a_published_set(self):
+        """They are named and counted, and the others are scored."""
+        line = {"dataset": "qasper", "context": "Ann did.", "input": "Who?", "answers": ["Ann"]}
+        bad = [{**line, "_id": "odd one", "dataset": "no-such"}, {**line, "_id": "odd two", "dataset": "no-such"}]
+        samples = self.folder / "published.jsonl"
+        samples.write_text("".join(json.dumps(each) + "\n" for each in [*bad, line]) + "{broken\n", encoding="utf-8")
+        common = ("eval", "-m", self.model, "--samples", samples, "-a", "streaming:window=16")
+        result = self.assert_done(run(*common, "--json"))
+        self.assertEqual([row["n"] for row in result.json()["results"]], [1, 1])
+        self.assertEqual([left["id"] for left in result.json()["left_out"]], ["odd one", "odd two", None])
+        self.assertTrue(result.json()["left_out"][2]["place"].endswith("published.jsonl line 4"))
+        self.assertIn("published.jsonl line 2, sample 'odd two': expected one of the tasks", result.err)
+        summary = self.assert_done(run(*common, "--quiet")).out.partition("Left out: ")[2]
+        self.assertRegex(summary, r"^3 of 4 samples\n  2: expected one of the tasks")
+        samples.write_text("".join(json.dumps(each) + "\n" for each in bad), encoding="utf-8")
+        self.assert_refused(run(*common), "line 1: expected one of the tasks", "no good sample")
+
     def test_interval_stays_among_possible_scores(self):
         """Three documents, the fewest that have one, so that a t interval reaches far."""
         report = self.assert_done(self.eval(*SPECS, "-a", "random:fraction=1%,window=16")).json()

@@ -27,7 +27,7 @@ class DatasetTest : public testing::Test {
     return folder_ / name;
   }
   std::vector<Sample> read(const std::string& name, const std::string& text) const {
-    return read_dataset(write(name, text), DatasetFormat::automatic, 0);
+    return read_dataset(write(name, text), DatasetFormat::automatic, 0).samples;
   }
   std::string error_of(const std::string& name, const std::string& text,
                        DatasetFormat format = DatasetFormat::automatic) const {
@@ -119,11 +119,11 @@ TEST_F(DatasetTest, TemplatesPutTheirOwnWordsAround) {
       write("dataset2prompt.json", R"({"qasper": "Read: {context}\n\nAsk: {input}\nSay:"})");
   const fs::path file =
       write("q.jsonl", R"({"dataset": "qasper", "context": "TEXT", "input": "why?", "answers": ["s"]})");
-  const auto samples = read_dataset(file, DatasetFormat::longbench, 0, prompts);
+  const auto samples = read_dataset(file, DatasetFormat::longbench, 0, prompts).samples;
   EXPECT_EQ(*samples[0].context, "Read: TEXT");
   EXPECT_EQ(samples[0].question, "\n\nAsk: why?\nSay:");
   write("dataset2prompt.json", R"({"qasper": "{input} Read: {context} {input} Again: {input}"})");
-  const auto before = read_dataset(file, DatasetFormat::longbench, 0, prompts);
+  const auto before = read_dataset(file, DatasetFormat::longbench, 0, prompts).samples;
   EXPECT_EQ(*before[0].context, "why? Read: TEXT");
   EXPECT_EQ(before[0].question, " why? Again: why?");
 }
@@ -134,7 +134,7 @@ TEST_F(DatasetTest, TemplatesNameAnyFieldButTheAnswers) {
   const fs::path file = write(
       "longbook_choice_eng.jsonl",
       R"({"id": 7, "context": "c {input}", "input": "{id}?", "answer": ["Ann"], "options": ["Bob", "Ann"]})");
-  const auto samples = read_dataset(file, DatasetFormat::infinitebench, 0, prompts);
+  const auto samples = read_dataset(file, DatasetFormat::infinitebench, 0, prompts).samples;
   EXPECT_EQ(*samples[0].context, "c {input}") << "what is put in is not a template";
   EXPECT_EQ(samples[0].question, "\n{id}? A) Bob B) Ann of A. Bob\nB. Ann; {answer} {unknown} 7");
 }
@@ -223,10 +223,38 @@ TEST_F(DatasetTest, NeedlesStandBehindFullStopsAtTheirDepths) {
   }
   EXPECT_EQ(samples[0].depth, 0.0);
   const auto words = [](std::string_view text) { return std::count(text.begin(), text.end(), ' '); };
-  const auto counted = read_dataset(folder_ / "needle.json", DatasetFormat::automatic, 0, {}, words);
+  const auto counted = read_dataset(folder_ / "needle.json", DatasetFormat::automatic, 0, {}, words).samples;
   EXPECT_EQ(counted[0].tokens, counted[2].tokens) << "one length, whatever the depth";
   EXPECT_NEAR(counted[3].tokens, words(*counted[3].context + counted[3].question), 2);
   EXPECT_GT(counted[3].tokens, counted[0].tokens);
+}
+
+TEST_F(DatasetTest, BadSamplesAreNamedAndTheOthersAreRead) {
+  const std::string bad =
+      R"({"_id": "a", "dataset": "qasper", "context")"
+      "\n"
+      R"({"_id": "b", "dataset": "no-such", "context": "c", "input": "", "answers": ["s"]})"
+      "\n";
+  const std::string good =
+      R"({"_id": "c", "dataset": "qasper", "context": "c", "input": "q", "answers": ["x"]})";
+  const Dataset set = read_dataset(write("l.jsonl", bad + good), DatasetFormat::automatic, 0);
+  ASSERT_EQ(set.samples.size(), 1u);
+  ASSERT_EQ(set.unread.size(), 2u);
+  EXPECT_THAT(set.unread[0].where, testing::EndsWith("l.jsonl line 1"));
+  EXPECT_EQ(set.unread[0].id, "") << "what cannot be parsed tells none";
+  EXPECT_EQ(set.unread[1].id, "b");
+  EXPECT_THAT(set.unread[1].reason, testing::StartsWith("expected one of the tasks narrativeqa"));
+  EXPECT_THAT(remark_of(set.unread[1]), HasSubstr("l.jsonl line 2, sample 'b': expected one of the tasks"));
+  EXPECT_THAT(error_of("l.jsonl", bad, DatasetFormat::longbench),
+              testing::AllOf(HasSubstr("line 1: "), HasSubstr("no good sample, 1 more are bad")));
+  const Dataset list =
+      read_dataset(write("p.json", R"([{"context": "c", "question": "q", "answer": "a", "question_id": 4},
+                          {"context": "c", "question": 3, "answer": "a", "question_id": 5}])"),
+                   DatasetFormat::automatic, 0);
+  EXPECT_EQ(list.samples.size(), 1u);
+  ASSERT_EQ(list.unread.size(), 1u);
+  EXPECT_EQ(list.unread[0].id, "5");
+  EXPECT_THAT(list.unread[0].where, testing::EndsWith("p.json item 2"));
 }
 
 TEST_F(DatasetTest, FaultsAreOneSentence) {

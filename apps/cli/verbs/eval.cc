@@ -16,7 +16,6 @@
 #include "lab/eval/audit_result.h"
 #include "lab/eval/fit_samples.h"
 #include "lab/eval/records.h"
-#include "lab/tasks/datasets.h"
 #include "lodestone/error.h"
 #include "rank_reader.h"
 #include "ranks.h"
@@ -78,17 +77,16 @@ void run(const EvalFlags& flags) {
   options.order_rows = flags.order == "cluster";
   options.progress = flags.common.progress();
   const std::vector<NamedSpec> specs = named_specs(flags.specs);
-  std::vector<Sample> samples =
-      read_dataset(flags.samples, parse_dataset_format(flags.dataset.format), flags.limit,
-                   flags.dataset.prompts, token_count(flags.model.model));
+  LeftOut left_out;
+  std::vector<Sample> samples = dataset_samples(flags.samples, flags.dataset, flags.limit, flags.model.model,
+                                                flags.common.quiet, left_out);
   const auto model = load_model(flags.common, flags.model);
   options.chat = chat_of(flags, *model);
   ContextOptions room = options.context;
   if (options.chat != nullptr)
     room.max_tokens =
         std::max<std::int64_t>(1, most_tokens(*model, room) - template_tokens(*model, *options.chat));
-  Json left_out = Json::array();
-  samples = fitting(*model, std::move(samples), flags.dataset, room, flags.common.quiet, &left_out);
+  samples = fitting(*model, std::move(samples), flags.dataset, room, flags.common.quiet, left_out);
   std::optional<RankReader> reader;
   if (ranks() != nullptr) options.reader = &reader.emplace(model);
   EvalReport report;
@@ -103,9 +101,12 @@ void run(const EvalFlags& flags) {
     if (reason.empty() || flags.common.quiet || !noted.insert(row.attention + reason).second) continue;
     print_remark("lodestone: " + row.attention + " on " + row.task + ": " + reason);
   }
-  if (!flags.common.json) return print_text(report.table());
+  if (!flags.common.json) {
+    const std::string summary = left_out.summary(samples.size());
+    return print_text(report.table() + (summary.empty() ? "" : "\n") + summary);
+  }
   Json result = report.json();
-  result["left_out"] = left_out;
+  result["left_out"] = left_out.samples;
   if (options.chat != nullptr) result["chat"] = true;
   print_json(result);
 }

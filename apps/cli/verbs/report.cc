@@ -14,7 +14,6 @@
 #include "cli.h"
 #include "commit.h"
 #include "lab/eval/settings.h"
-#include "lab/tasks/datasets.h"
 #include "lodestone/error.h"
 #include "shell_word.h"
 
@@ -124,13 +123,14 @@ void run(const ReportFlags& flags) {
   options.so_far = flags.so_far;
   ModelFlags model_flags = flags.model;
   if (model_flags.model.empty()) model_flags.model = (data_dir() / "models" / "pocket").string();
+  LeftOut left_out;
   if (!flags.samples.empty())
-    options.samples = read_dataset(flags.samples, parse_dataset_format(flags.dataset.format), flags.limit,
-                                   flags.dataset.prompts, token_count(model_flags.model));
+    options.samples = dataset_samples(flags.samples, flags.dataset, flags.limit, model_flags.model,
+                                      flags.common.quiet, left_out);
   const auto model = load_model(flags.common, model_flags);
   if (!options.samples.empty())
-    options.samples =
-        fitting(*model, std::move(options.samples), flags.dataset, options.context, flags.common.quiet);
+    options.samples = fitting(*model, std::move(options.samples), flags.dataset, options.context,
+                              flags.common.quiet, left_out);
   MeasurementRunner grid(model, suites, options);
   if (!flags.common.quiet) {
     for (const Skipped& s : grid.skipped()) print_remark("lodestone: skipped " + s.spec + ": " + s.reason);
@@ -150,8 +150,10 @@ void run(const ReportFlags& flags) {
   Json skipped = Json::array();
   for (const Skipped& s : grid.skipped()) skipped.push_back({{"attention", s.spec}, {"reason", s.reason}});
   const std::string page = (fs::path(flags.output) / "index.html").string();
-  flags.common.json ? print_json({{"page", page}, {"suites", suites.size()}, {"skipped", skipped}})
-                    : print_text(page + "\n");
+  if (!flags.common.json) return print_text(page + "\n" + left_out.summary(options.samples.size()));
+  Json result = {{"page", page}, {"suites", suites.size()}, {"skipped", skipped}};
+  if (!flags.samples.empty()) result["left_out"] = left_out.samples;
+  print_json(result);
 }
 
 }  // namespace

@@ -185,11 +185,15 @@ class DatasetReader {
     if (!prompts_.is_object())
       throw InputError(prompts.string() + ": expected an object with a template for each task, found " +
                        prompts_.type_name());
+    for (const auto& [task, text] : prompts_.items())
+      if (json_string(prompts_, task, prompts.string()).find("{context}") == std::string::npos)
+        throw InputError(prompts.string() + ": '" + task + "': expected {context}, found none");
   }
 
-  std::vector<Sample> read(DatasetFormat format, std::string_view text);
+  Dataset read(DatasetFormat format, std::string_view text);
 
  private:
+  void unless_bad(const std::string& where, const Json& object, const std::function<void()>& add);
   void add(const Json& object, DatasetFormat format, const std::string& where);
   void add_ruler(const Json& object, const std::string& where);
   void add_infinitebench(const Json& object, const std::string& where);
@@ -210,7 +214,7 @@ class DatasetReader {
   std::int64_t limit_;
   const TokenCount& tokens_of_;
   Json prompts_;
-  std::vector<Sample> samples_;
+  Dataset dataset_;
   std::map<std::pair<std::string, std::int64_t>, std::int64_t> counts_;
   std::map<std::string, std::shared_ptr<const std::string>> contexts_;  // equal texts are one
 };
@@ -232,21 +236,54 @@ DatasetFormat detect(const Json& object, const std::string& where) {
       "found others; --format names one");
 }
 
-std::vector<Sample> DatasetReader::read(DatasetFormat format, std::string_view text) {
+/// By which a data set names a sample; empty where it names none.
+std::string id_of(const Json& object) {
+  for (const char* key : {"_id", "id", "question_id", "index"}) {
+    const Json& id = json_member(object, key);
+    if (id.is_string()) return id.get<std::string>();
+    if (id.is_number_integer()) return id.dump();
+  }
+  return {};
+}
+
+/// Notes the sample at `where` where `add` refuses it: a bad one does not cost the others their run. `object` is what
+/// is known of it by then.
+void DatasetReader::unless_bad(const std::string& where, const Json& object,
+                               const std::function<void()>& add) {
+  try {
+    add();
+  } catch (const InputError& error) {
+    std::string_view reason = error.what();
+    if (reason.starts_with(where + ": ")) reason.remove_prefix(where.size() + 2);
+    dataset_.unread.push_back({where, id_of(object), std::string(reason)});
+  }
+}
+
+Dataset DatasetReader::read(DatasetFormat format, std::string_view text) {
   const auto first = text.find_first_not_of(" \t\r\n");
   const bool is_list = first != std::string_view::npos && text[first] == '[';
   if (is_list || format == DatasetFormat::needle) {
     const Json json = parse_json(text, path_.string());
     std::int64_t item = 0;
-    for (const Json& object : is_list ? json : Json::array({json}))
-      add(object, format, path_.string() + " item " + std::to_string(++item));
+    for (const Json& object : is_list ? json : Json::array({json})) {
+      const std::string where = path_.string() + " item " + std::to_string(++item);
+      unless_bad(where, object, [&] { add(object, format, where); });
+    }
   } else {
     for_each_line(text, path_.string(), [&](std::string_view line, const std::string& where) {
-      add(parse_json(line, where), format, where);
+      Json object;
+      unless_bad(where, object, [&] {
+        object = parse_json(line, where);
+        add(object, format, where);
+      });
     });
   }
-  if (samples_.empty()) throw InputError(path_.string() + ": expected one sample or more, found none");
-  return std::move(samples_);
+  if (!dataset_.samples.empty()) return std::move(dataset_);
+  if (dataset_.unread.empty()) throw InputError(path_.string() + ": expected one sample or more, found none");
+  const UnreadSample& bad = dataset_.unread.front();
+  const std::size_t others = dataset_.unread.size() - 1;
+  throw InputError(bad.where + ": " + bad.reason +
+                   (others > 0 ? fmt::format("; the file has no good sample, {} more are bad", others) : ""));
 }
 
 void DatasetReader::add(const Json& object, DatasetFormat format, const std::string& where) {
@@ -274,7 +311,7 @@ void DatasetReader::put(Sample sample, std::string context) {
   auto& known = contexts_[context];
   if (!known) known = std::make_shared<const std::string>(std::move(context));
   sample.context = known;
-  samples_.push_back(std::move(sample));
+  dataset_.samples.push_back(std::move(sample));
 }
 
 /// By the template for its task where there is one: what stands before the question is the context.
@@ -288,8 +325,6 @@ void DatasetReader::put_with_prompt(Sample sample, const std::string& context, s
   const std::string text =
       json_string(prompts_, given ? std::string_view(sample.task) : task, prompts_path_.string());
   const std::size_t at = text.find("{context}");
-  if (at == std::string::npos)
-    throw InputError(prompts_path_.string() + ": '" + sample.task + "': expected {context}, found none");
   sample.question = filled(std::string_view(text).substr(at + 9), fields);
   put(std::move(sample), filled(std::string_view(text).substr(0, at), fields) + context);
 }
@@ -456,28 +491,52 @@ std::string_view name_of(DatasetFormat format) {
   return "";
 }
 
-std::vector<Sample> read_dataset(const fs::path& path, DatasetFormat format, std::int64_t limit,
-                                 const fs::path& prompts, const TokenCount& tokens_of) {
+namespace {
+
+/// The format of the first line that has the fields of one, or, where none has, what is wrong with the first that is JSON.
+DatasetFormat detect_by_lines(std::string_view text, const std::string& name) {
+  std::optional<DatasetFormat> found;
+  std::optional<InputError> fault;
+  for_each_line(text, name, [&](std::string_view line, const std::string& where) {
+    if (found || !Json::accept(line)) return;
+    try {
+      found = detect(parse_json(line, where), where);
+    } catch (const InputError& error) {
+      if (!fault) fault = error;
+    }
+  });
+  if (!found && fault) throw InputError(*fault);
+  return found.value_or(DatasetFormat::own);  // whose reader says what is wrong
+}
+
+DatasetFormat detect_by_text(std::string_view text, const std::string& name) {
+  const std::size_t first = text.find_first_not_of(" \t\r\n");
+  if (first == std::string_view::npos)
+    throw InputError(name + ": expected one sample a line, found an empty file");
+  if (text[first] == '[') {
+    const Json list = parse_json(text.substr(first), name);
+    return detect(list.empty() ? Json() : list.front(), name + " item 1");
+  }
+  // A file of one object over several lines is a needle's; others have an object a line.
+  const std::string_view line = text.substr(first, text.find('\n', first) - first);
+  if (!Json::accept(line) && Json::accept(text)) return detect(parse_json(text, name), name + " line 1");
+  return detect_by_lines(text, name);
+}
+
+}  // namespace
+
+std::string remark_of(const UnreadSample& sample) {
+  const std::string id = sample.id.empty() ? "" : ", sample '" + excerpt(sample.id) + "'";
+  return fmt::format("{}{}: {}: left out", sample.where, id, sample.reason);
+}
+
+Dataset read_dataset(const fs::path& path, DatasetFormat format, std::int64_t limit, const fs::path& prompts,
+                     const TokenCount& tokens_of) {
   const MappedFile file(path);
   const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
-  if (format == DatasetFormat::automatic) {
-    const std::size_t first = text.find_first_not_of(" \t\r\n");
-    if (first == std::string_view::npos)
-      throw InputError(path.string() + ": expected one sample a line, found an empty file");
-    const std::string_view rest = text.substr(first);
-    if (rest.front() == '[') {
-      const Json list = parse_json(rest, path.string());
-      format = detect(list.empty() ? Json() : list.front(), path.string() + " item 1");
-    } else {
-      // A file of one object over several lines is a needle's; others have an object a line.
-      const std::string_view line = rest.substr(0, std::min(rest.find('\n'), rest.size()));
-      const std::string_view object = Json::accept(line) ? line : rest;
-      format = Json::accept(object) ? detect(parse_json(object, path.string()), path.string() + " line 1")
-                                    : DatasetFormat::own;  // whose reader says what is wrong
-    }
-  }
+  if (format == DatasetFormat::automatic) format = detect_by_text(text, path.string());
   if (format == DatasetFormat::own) {
-    if (prompts.empty()) return read_samples(path, limit);
+    if (prompts.empty()) return {read_samples(path, limit), {}};
     throw InputError(
         fmt::format("{}: expected a data set whose prompts are made by templates (--prompts), "
                     "found samples with prompts of their own",
