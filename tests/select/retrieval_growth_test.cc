@@ -50,10 +50,18 @@ struct Recall {
   }
 };
 
+/// How many keys a graph was built of, how many there are in the end, and what recall growth may cost: a point more
+/// than it does.
+struct Growth {
+  std::int64_t built, tokens;
+  double margin;
+};
+
 TEST(RetrievalGrowth, AFewThousandKeysMoreAreFoundAsIfTheyHadBeenThere) {
-  for (const auto& [built, tokens] : {std::pair<std::int64_t, std::int64_t>{2400, 3000}, {500, 3000}}) {
+  for (const auto& [built, tokens, margin] : {Growth{2400, 3000, 0.04}, Growth{500, 3000, 0.09}}) {
     const Recall recall(built, tokens);
-    EXPECT_GE(recall.grown, recall.rebuilt - 0.10) << built << ": " << recall.grown << ", " << recall.rebuilt;
+    EXPECT_GE(recall.grown, recall.rebuilt - margin)
+        << built << ": " << recall.grown << ", " << recall.rebuilt;
   }
 }
 
