@@ -14,9 +14,16 @@
 namespace lode {
 namespace {
 
-constexpr Match kMetrics[] = {Match::any,     Match::choice,    Match::classes, Match::code,   Match::count,
-                              Match::debug,   Match::decimal,   Match::f1,      Match::number, Match::passage,
-                              Match::rouge_l, Match::substring, Match::word};
+constexpr Match kMetrics[] = {Match::any,        Match::characters,
+                              Match::choice,     Match::classes,
+                              Match::code,       Match::count,
+                              Match::debug,      Match::decimal,
+                              Match::f1,         Match::last_number,
+                              Match::number,     Match::passage,
+                              Match::rouge_l,    Match::rouge_l_characters,
+                              Match::rouge_lsum, Match::speaker,
+                              Match::substring,  Match::values,
+                              Match::word};
 
 Match match_of(const std::string& name) {
   for (const Match match : kMetrics)
@@ -26,9 +33,8 @@ Match match_of(const std::string& name) {
 }
 
 TEST(AuthorsScores, AreOurs) {
-  const std::string text = read_file(source_dir() / "tests/golden/benchmark_scores.jsonl");
   std::map<std::string, int> cases;
-  for_each_line(text, "benchmark_scores.jsonl", [&](std::string_view line, const std::string& where) {
+  const auto compare = [&](std::string_view line, const std::string& where) {
     const Json json = parse_json(line, where);
     Sample sample;
     sample.match = match_of(json["match"].get<std::string>());
@@ -38,7 +44,9 @@ TEST(AuthorsScores, AreOurs) {
     // RULER's authors round to hundredths of a per cent.
     EXPECT_NEAR(score(json["output"].get<std::string>(), sample), json["score"].get<double>(), 6e-5)
         << where << ": " << line;
-  });
+  };
+  for (const char* benchmark : {"longbench.jsonl", "infinitebench.jsonl", "ruler.jsonl"})
+    for_each_line(read_file(source_dir() / "tests/golden/benchmark_scores" / benchmark), benchmark, compare);
   EXPECT_EQ(cases.size(), std::size(kMetrics));
   for (const auto& [name, n] : cases) EXPECT_GE(n, 200) << name;
 }

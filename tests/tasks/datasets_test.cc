@@ -88,11 +88,51 @@ TEST_F(DatasetTest, InfiniteBenchTakesItsTaskFromTheFile) {
   EXPECT_EQ(debug[0].match, Match::debug);
   EXPECT_THAT(debug[0].answers, ElementsAre("f", "C"));
   EXPECT_THAT(debug[0].question, HasSubstr("C. f"));
-  EXPECT_THAT(error_of("code_run.jsonl", R"({"id": 0, "context": "c", "input": "i", "answer": 3})"),
+  EXPECT_THAT(error_of("no_such.jsonl", R"({"id": 0, "context": "c", "input": "i", "answer": 3})"),
               HasSubstr("expected one of the tasks passkey"));
   EXPECT_THAT(error_of("longbook_choice_eng.jsonl",
                        R"({"id": 0, "context": "c", "input": "i", "answer": "x", "options": ["y"]})"),
               HasSubstr("the answer among them"));
+}
+
+TEST_F(DatasetTest, InfiniteBenchHasTwelveTasks) {
+  const auto one = [&](const std::string& task, const std::string& answer) {
+    return read(task + ".jsonl",
+                R"({"id": 0, "context": "c", "input": "func_1(-2)?", "answer": )" + answer + "}")[0];
+  };
+  for (const char* values : {"[4, 12, -3]", "[[4, 12, -3]]"}) {
+    const Sample calc = one("math_calc", values);
+    EXPECT_EQ(calc.match, Match::values);
+    EXPECT_THAT(calc.answers, ElementsAre("4", "12", "-3"));
+    EXPECT_EQ(calc.max_new, 30000);
+    EXPECT_THAT(calc.question, testing::Not(HasSubstr("Question:"))) << "the expression is the context";
+  }
+  const Sample run = one("code_run", "-7");
+  EXPECT_EQ(run.match, Match::last_number);
+  EXPECT_THAT(run.question, HasSubstr("func_1(-2)?"));
+  EXPECT_EQ(one("longbook_sum_eng", R"(["A summary."])").match, Match::rouge_lsum);
+  EXPECT_EQ(one("longbook_sum_eng", R"(["A summary."])").max_new, 1200);
+  EXPECT_EQ(one("longbook_qa_chn", R"(["甲"])").match, Match::characters);
+  EXPECT_EQ(one("longdialogue_qa_eng", R"(["ACE", "ACE ROTHSTEIN"])").match, Match::speaker);
+  EXPECT_THAT(one("longdialogue_qa_eng", R"(["ACE"])").question, HasSubstr("$$MASK$$"));
+}
+
+TEST_F(DatasetTest, LongBenchHasItsChineseTasks) {
+  const auto one = [&](const std::string& task) {
+    return read("a.jsonl",
+                R"({"dataset": ")" + task +
+                    R"(", "context": "c", "input": "甲？", "answers": ["段落3"], "all_classes": ["x"]})")[0];
+  };
+  EXPECT_EQ(one("multifieldqa_zh").match, Match::characters);
+  EXPECT_EQ(one("dureader").match, Match::rouge_l_characters);
+  EXPECT_EQ(one("dureader").max_new, 128);
+  EXPECT_EQ(one("vcsum").match, Match::rouge_l_characters);
+  EXPECT_THAT(one("vcsum").question, testing::Not(HasSubstr("甲"))) << "a summary has no question";
+  EXPECT_EQ(one("lsht").match, Match::classes);
+  const Sample passage = one("passage_retrieval_zh");
+  EXPECT_EQ(score("段落3", passage), 1.0);
+  EXPECT_EQ(score("段落4", passage), 0.0);
+  EXPECT_THAT(passage.question, HasSubstr("甲？"));
 }
 
 TEST_F(DatasetTest, LongBenchSaysItsTaskItself) {
@@ -109,9 +149,8 @@ TEST_F(DatasetTest, LongBenchSaysItsTaskItself) {
   EXPECT_EQ(samples[1].match, Match::rouge_l);
   EXPECT_EQ(samples[1].max_new, 512);
   EXPECT_EQ(samples[0].context, samples[1].context) << "equal texts are prefilled once";
-  EXPECT_THAT(
-      error_of("a.jsonl", R"({"dataset": "dureader", "context": "c", "input": "", "answers": ["s"]})"),
-      HasSubstr("line 1: expected one of the tasks narrativeqa"));
+  EXPECT_THAT(error_of("a.jsonl", R"({"dataset": "no-such", "context": "c", "input": "", "answers": ["s"]})"),
+              HasSubstr("line 1: expected one of the tasks narrativeqa"));
 }
 
 TEST_F(DatasetTest, TemplatesPutTheirOwnWordsAround) {

@@ -72,14 +72,15 @@ std::map<std::string, int> words_of(std::string_view text) {
   return words;
 }
 
-int total(const std::map<std::string, int>& words) {
+template <class Key>
+int total(const std::map<Key, int>& words) {
   int sum = 0;
   for (const auto& [word, n] : words) sum += n;
   return sum;
 }
 
-double f1(std::string_view output, std::string_view answer) {
-  const auto have = words_of(output), want = words_of(answer);
+template <class Key>
+double f1(const std::map<Key, int>& have, const std::map<Key, int>& want) {
   if (have.empty() || want.empty()) return 0.0;  // both, too: no word is common
   int common = 0;
   for (const auto& [word, n] : have) {
@@ -117,6 +118,44 @@ double share_equal(const std::vector<std::string>& numbers, const std::string& w
   if (numbers.empty()) return 0.0;
   return static_cast<double>(std::count(numbers.begin(), numbers.end(), wanted)) /
          static_cast<double>(numbers.size());
+}
+
+/// A whole number with a sign only where it is negative, without zeros in front; empty where the text is none.
+std::string whole_number(std::string_view text) {
+  const bool negative = text.starts_with('-');
+  if (negative || text.starts_with('+')) text.remove_prefix(1);
+  if (text.empty() || text.find_first_not_of("0123456789") != std::string_view::npos) return {};
+  text.remove_prefix(std::min(text.find_first_not_of('0'), text.size() - 1));
+  return (negative && text != "0" ? "-" : "") + std::string(text);
+}
+
+double share_in_order(std::string_view output, const std::vector<std::string>& answers) {
+  const auto numbers = numbers_in(output);
+  std::size_t right = 0;
+  while (right < answers.size() && right < numbers.size() &&
+         whole_number(numbers[right]) == whole_number(answers[right]))
+    ++right;
+  return static_cast<double>(right) / static_cast<double>(answers.size());
+}
+
+bool ends_with_number(std::string_view output, const std::string& answer) {
+  const auto words = split(output, " \t\r\n.`'\":");
+  if (words.empty()) return false;
+  const std::string number = whole_number(words.back());
+  return !number.empty() && number == whole_number(answer);
+}
+
+/// Of a sentence, the words between its marks.
+std::vector<std::string> marked_words(std::string_view text) {
+  return split(text, " \t\r\n:\"'.,?!{}");
+}
+
+bool names_speaker(std::string_view output, const std::string& answer) {
+  std::string capitals(output);
+  for (char& c : capitals)
+    if (is_ascii(c)) c = static_cast<char>(std::toupper(c));
+  const auto words = marked_words(capitals);
+  return std::find(words.begin(), words.end(), answer) != words.end();
 }
 
 /// The option that an output names: its first letter, what follows "answer is" and the like, or its first
@@ -196,23 +235,30 @@ std::vector<std::vector<int>> common_lengths(const List& a, const List& b) {
   return table;
 }
 
-/// Sentences end at full stops; words are parted by single spaces.
+/// Sentences end at full stops. One of spaces alone is an empty word, as the package has it.
 std::vector<std::vector<std::string>> sentences_of(std::string_view text) {
   std::vector<std::vector<std::string>> sentences;
-  for (const std::string& sentence : split(text, ".")) sentences.push_back(split(sentence, " \t\r\n"));
+  for (const std::string& sentence : split(text, ".")) {
+    sentences.push_back(split(sentence, " \t\r\n"));
+    if (sentences.back().empty()) sentences.back().emplace_back();
+  }
   return sentences;
 }
 
-/// Words of one sentence's longest common subsequence with another.
-void add_common_words(const std::vector<std::string>& reference, const std::vector<std::string>& output,
-                      std::set<std::string>& found) {
-  const auto table = common_lengths(reference, output);
-  for (std::size_t i = reference.size(), j = output.size(); i > 0 && j > 0;) {
-    if (reference[i - 1] == output[j - 1]) {
-      found.insert(reference[i - 1]);
+/// On the way back through a table of common lengths: where two ways are as long, whose last element is left out.
+enum class Ties { of_a, of_b };
+
+/// Calls found(i) for the elements of a, from the last to the first, that are its longest common subsequence with b.
+template <class List, class Found>
+void for_each_common(const List& a, const List& b, Ties ties, const Found& found) {
+  const auto table = common_lengths(a, b);
+  for (std::size_t i = a.size(), j = b.size(); i > 0 && j > 0;) {
+    const int without_a = table[i - 1][j], without_b = table[i][j - 1];
+    if (a[i - 1] == b[j - 1]) {
+      found(i - 1);
       --i;
       --j;
-    } else if (table[i - 1][j] > table[i][j - 1]) {
+    } else if (without_a > without_b || (without_a == without_b && ties == Ties::of_a)) {
       --i;
     } else {
       --j;
@@ -227,10 +273,50 @@ double rouge_l(std::string_view output, std::string_view answer) {
   for (const auto& s : want) want_words.insert(s.begin(), s.end());
   if (have_words.empty() || want_words.empty()) return 0.0;
   for (const auto& reference : want) {
-    for (const auto& sentence : have) add_common_words(reference, sentence, common);
+    for (const auto& sentence : have)
+      for_each_common(reference, sentence, Ties::of_b, [&](std::size_t i) { common.insert(reference[i]); });
   }
   const auto n = static_cast<double>(common.size());
   return 2.0 * n / static_cast<double>(have_words.size() + want_words.size());
+}
+
+/// The words of each line, of letters and digits of ASCII in lower case.
+std::vector<std::vector<std::string>> lines_of(std::string_view text) {
+  std::vector<std::vector<std::string>> lines;
+  for (std::string& line : split(lower(text), "\n")) {
+    for (char& c : line)
+      if (!is_ascii(c) || std::isalnum(static_cast<unsigned char>(c)) == 0) c = ' ';
+    lines.push_back(split(line, " "));
+  }
+  return lines;
+}
+
+std::map<std::string, int> counted(const std::vector<std::vector<std::string>>& lines) {
+  std::map<std::string, int> words;
+  for (const auto& line : lines)
+    for (const std::string& word : line) ++words[word];
+  return words;
+}
+
+/// A word of the answer's lines counts as often as both texts have it.
+double rouge_lsum(std::string_view output, std::string_view answer) {
+  const auto have = lines_of(output), want = lines_of(answer);
+  auto have_words = counted(have), want_words = counted(want);
+  const int all = total(have_words) + total(want_words);
+  int common = 0;
+  for (const auto& reference : want) {
+    std::set<std::size_t> found;
+    for (const auto& line : have)
+      for_each_common(reference, line, Ties::of_a, [&](std::size_t i) { found.insert(i); });
+    for (const std::size_t i : found) {
+      int &of_output = have_words[reference[i]], &of_answer = want_words[reference[i]];
+      if (of_output == 0 || of_answer == 0) continue;
+      --of_output;
+      --of_answer;
+      ++common;
+    }
+  }
+  return all == 0 ? 0.0 : 2.0 * common / all;
 }
 
 /// Labels in the output, without those that are parts of the right one.
@@ -257,6 +343,50 @@ std::u32string characters_of(std::string_view text) {
   return characters;
 }
 
+bool is_space(char32_t c) {
+  return c == ' ' || (c >= 0x09 && c <= 0x0d) || (c >= 0x1c && c <= 0x1f) || c == 0x85 || c == 0xa0 ||
+         c == 0x1680 || (c >= 0x2000 && c <= 0x200a) || c == 0x2028 || c == 0x2029 || c == 0x202f ||
+         c == 0x205f || c == 0x3000;
+}
+
+/// The punctuation of ASCII, and what the authors take for that of Chinese: an opening angle bracket is none, a closing
+/// double one is.
+bool is_mark(char32_t c) {
+  constexpr std::pair<char32_t, char32_t> kMarks[] = {
+      {0x2013, 0x2014}, {0x2018, 0x2019}, {0x201b, 0x201f}, {0x2026, 0x2027}, {0x3001, 0x3003},
+      {0x300b, 0x3011}, {0x3014, 0x301f}, {0x3030, 0x3030}, {0x303e, 0x303f}, {0xfe4f, 0xfe4f},
+      {0xff01, 0xff0d}, {0xff0f, 0xff0f}, {0xff1a, 0xff20}, {0xff3b, 0xff40}, {0xff5b, 0xff64}};
+  if (c < 0x80) return std::ispunct(static_cast<int>(c)) != 0;
+  return std::any_of(std::begin(kMarks), std::end(kMarks),
+                     [&](const auto& range) { return c >= range.first && c <= range.second; });
+}
+
+/// Characters in lower case, without space and marks.
+std::map<char32_t, int> bare_characters(std::string_view text) {
+  std::map<char32_t, int> characters;
+  for (char32_t c : characters_of(lower(text))) {
+    if (c >= U'\uff21' && c <= U'\uff3a') c += 0x20;  // wide letters
+    if (!is_space(c) && !is_mark(c)) ++characters[c];
+  }
+  return characters;
+}
+
+/// Characters parted by spaces, words of ASCII whole.
+std::string spaced_characters(std::string_view text) {
+  std::string spaced;
+  for (std::size_t at = 0; at < text.size();) {
+    const CodePoint next = first_code_point(text.substr(at));
+    if (is_space(next.value)) {
+      spaced += ' ';
+    } else {
+      if (at > 0 && !joined(text[at - 1], text[at])) spaced += ' ';
+      spaced += text.substr(at, next.bytes);
+    }
+    at += next.bytes;
+  }
+  return spaced;
+}
+
 double code_likeness(std::string_view output, const std::string& answer) {
   std::string line;
   output.remove_prefix(std::min(output.size(), output.find_first_not_of('\n')));
@@ -276,7 +406,9 @@ double code_likeness(std::string_view output, const std::string& answer) {
 double score_one(std::string_view output, const std::string& answer, const Sample& sample) {
   switch (sample.match) {
     case Match::f1:
-      return f1(output, answer);
+      return f1(words_of(output), words_of(answer));
+    case Match::characters:
+      return f1(bare_characters(output), bare_characters(answer));
     case Match::any:
       return lower(output).find(lower(answer)) != std::string::npos ? 1.0 : 0.0;
     case Match::number: {
@@ -286,11 +418,17 @@ double score_one(std::string_view output, const std::string& answer, const Sampl
     case Match::decimal:
       return is_decimal(first_decimal(output), answer) ? 1.0 : 0.0;
     case Match::word: {
-      const auto words = split(output, " \t\r\n:\"'.,?!{}");
+      const auto words = marked_words(output);
       return std::find(words.begin(), words.end(), answer) != words.end() ? 1.0 : 0.0;
     }
+    case Match::last_number:
+      return ends_with_number(output, answer) ? 1.0 : 0.0;
     case Match::rouge_l:
       return rouge_l(output, answer);
+    case Match::rouge_l_characters:
+      return rouge_l(spaced_characters(replace_invalid_utf8(output)), spaced_characters(answer));
+    case Match::rouge_lsum:
+      return rouge_lsum(output, answer);
     case Match::classes:
       return class_score(output, answer, sample.classes);
     case Match::count:
@@ -319,6 +457,8 @@ double score(std::string_view output, const Sample& sample) {
     return share_contained(output, sample.answers, sample.match == Match::substring);
   if (sample.match == Match::debug) return names_the_bug(output, sample.answers) ? 1.0 : 0.0;
   if (sample.match == Match::choice) return chooses(output, sample.answers) ? 1.0 : 0.0;
+  if (sample.match == Match::values) return share_in_order(output, sample.answers);
+  if (sample.match == Match::speaker) return names_speaker(output, sample.answers.front()) ? 1.0 : 0.0;
   double best = 0;
   for (const std::string& answer : sample.answers) best = std::max(best, score_one(output, answer, sample));
   return best;

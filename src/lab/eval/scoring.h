@@ -25,6 +25,12 @@ namespace lode {
 /// choice:   1 when the option that the output names is an answer (multiple choice).
 /// debug:    likewise for answers (name, letter): the output begins with "letter." or "letter:", or names
 ///           one of them behind "answer is:", "is:" or "answer:" (Code.Debug).
+/// values:   the share of the answers, from the first on, that the output's numbers are in order (Math.Calc).
+/// last_number: 1 when the output's last word is the answer, a whole number (Code.Run).
+/// speaker:  1 when the first answer, in capitals, is a word of the output, case ignored (En.Dia).
+/// rouge_lsum: ROUGE-L over lines, of letters and digits of ASCII alone, as the Python package `rouge_score`
+///           has it without stems (En.Sum).
+/// characters: the best overlap of characters with one of the answers, case and punctuation ignored (Zh.QA).
 ///
 /// LongBench:
 /// classes:  1 / labels that the output contains, when the right one is among them.
@@ -32,6 +38,7 @@ namespace lode {
 /// passage:  the same for an answer "Paragraph N".
 /// code:     likeness of the output's first line of code and the answer: 1 - insertions and deletions over
 ///           the length of both, in whole percent (its edit similarity).
+/// rouge_l_characters: rouge_l of characters, words of ASCII whole; its authors score words of Chinese.
 double score(std::string_view output, const Sample& sample);
 
 }  // namespace lode

@@ -38,12 +38,15 @@ struct TaskRule {
 constexpr TaskRule kLongBench[] = {{"narrativeqa", Match::f1, 128},
                                    {"qasper", Match::f1, 128},
                                    {"multifieldqa_en", Match::f1, 64},
+                                   {"multifieldqa_zh", Match::characters, 64},
                                    {"hotpotqa", Match::f1, 32},
                                    {"2wikimqa", Match::f1, 32},
                                    {"musique", Match::f1, 32},
+                                   {"dureader", Match::rouge_l_characters, 128},
                                    {"gov_report", Match::rouge_l, 512},
                                    {"qmsum", Match::rouge_l, 512},
                                    {"multi_news", Match::rouge_l, 512},
+                                   {"vcsum", Match::rouge_l_characters, 512},
                                    {"trec", Match::classes, 64, true},
                                    {"triviaqa", Match::f1, 32, true},
                                    {"samsum", Match::rouge_l, 128, true},
@@ -51,15 +54,21 @@ constexpr TaskRule kLongBench[] = {{"narrativeqa", Match::f1, 128},
                                    {"passage_count", Match::count, 32},
                                    {"lcc", Match::code, 64},
                                    {"passage_retrieval_en", Match::passage, 32},
+                                   {"passage_retrieval_zh", Match::passage, 32},
                                    {"repobench-p", Match::code, 64}};
 
 constexpr TaskRule kInfiniteBench[] = {{"passkey", Match::number, 6},
                                        {"number_string", Match::number, 12},
                                        {"kv_retrieval", Match::word, 50},
                                        {"math_find", Match::decimal, 3},
+                                       {"math_calc", Match::values, 30'000},
+                                       {"code_run", Match::last_number, 5},
                                        {"code_debug", Match::debug, 5},
                                        {"longbook_qa_eng", Match::f1, 40},
-                                       {"longbook_choice_eng", Match::choice, 40}};
+                                       {"longbook_choice_eng", Match::choice, 40},
+                                       {"longbook_sum_eng", Match::rouge_lsum, 1'200},
+                                       {"longbook_qa_chn", Match::characters, 40},
+                                       {"longdialogue_qa_eng", Match::speaker, 40}};
 
 template <std::size_t n>
 const TaskRule& rule_of(const TaskRule (&rules)[n], std::string_view task, const std::string& where) {
@@ -110,7 +119,21 @@ constexpr TaskPrompt kPrompts[] = {
      "number, such as Paragraph 1.\n\nAnswer:"},
     {"lcc", "{input}"},
     {"repobench-p", "{input}"},
-    {"kv_retrieval", "\n\n{input}"}};
+    {"multifieldqa_zh", "\n\n请根据上文，用中文简短地回答问题。\n\n问题：{input}\n回答："},
+    {"dureader", "\n\n请根据上面的几篇文章回答问题。\n\n问题：{input}\n回答："},
+    {"vcsum", "\n\n请总结上面的会议记录。\n\n总结："},
+    {"passage_retrieval_zh",
+     "\n\n这段摘要说的是上面的某一段：\n\n{input}\n\n是哪一段？请只写它的编号，例如：段落1。\n\n回答："},
+    {"kv_retrieval", "\n\n{input}"},
+    {"math_calc",
+     "\n\nWork the expression above out from left to right, and write its first number and the value after "
+     "every operation, as [1, 4, 8] for 1 + 3 + 4.\n\nValues:"},
+    {"code_run", "\n\n{input}\n\nReturn value:"},
+    {"longbook_sum_eng", "\n\nWrite a summary of the book above.\n\nSummary:"},
+    {"longbook_qa_chn", "\n\n问题：{input}\n答案："},
+    {"longdialogue_qa_eng",
+     "\n\nIn the script above, $$MASK$$ stands for the name of one who speaks. Answer with that name "
+     "alone.\n\nName:"}};
 constexpr std::string_view kPlainPrompt = "\n\nQuestion: {input}\nAnswer:";
 
 std::string_view prompt_of(std::string_view task) {
@@ -164,7 +187,9 @@ std::vector<std::string> texts_of(const Json& object, const char* key, const std
   const Json& value = json_member(object, key);
   std::vector<std::string> texts;
   if (value.is_array()) {
-    for (const Json& item : value) texts.push_back(text_or_number(item, where, key, decimals));
+    const bool nested = value.size() == 1 && value.front().is_array();  // of some copies of Math.Calc
+    for (const Json& item : nested ? value.front() : value)
+      texts.push_back(text_or_number(item, where, key, decimals));
   } else {
     texts.push_back(text_or_number(value, where, key, decimals));
   }

@@ -17,12 +17,27 @@ namespace {
 
 constexpr std::int64_t kMostTokens = std::int64_t{1} << 40;
 
-constexpr std::pair<std::string_view, Match> kMatches[] = {
-    {"contains", Match::contains},   {"exact", Match::exact},     {"f1", Match::f1},
-    {"substring", Match::substring}, {"any", Match::any},         {"number", Match::number},
-    {"word", Match::word},           {"decimal", Match::decimal}, {"debug", Match::debug},
-    {"choice", Match::choice},       {"rouge-l", Match::rouge_l}, {"classes", Match::classes},
-    {"count", Match::count},         {"passage", Match::passage}, {"code", Match::code}};
+constexpr std::pair<std::string_view, Match> kMatches[] = {{"contains", Match::contains},
+                                                           {"exact", Match::exact},
+                                                           {"f1", Match::f1},
+                                                           {"substring", Match::substring},
+                                                           {"any", Match::any},
+                                                           {"number", Match::number},
+                                                           {"word", Match::word},
+                                                           {"decimal", Match::decimal},
+                                                           {"debug", Match::debug},
+                                                           {"choice", Match::choice},
+                                                           {"rouge-l", Match::rouge_l},
+                                                           {"classes", Match::classes},
+                                                           {"count", Match::count},
+                                                           {"passage", Match::passage},
+                                                           {"code", Match::code},
+                                                           {"values", Match::values},
+                                                           {"last-number", Match::last_number},
+                                                           {"speaker", Match::speaker},
+                                                           {"rouge-lsum", Match::rouge_lsum},
+                                                           {"characters", Match::characters},
+                                                           {"rouge-l-characters", Match::rouge_l_characters}};
 
 Match parse_match(const std::string& text, const std::string& where) {
   std::vector<std::string> names;

@@ -37,7 +37,13 @@ enum class Match {
   classes,
   count,
   passage,
-  code
+  code,
+  values,
+  last_number,
+  speaker,
+  rouge_lsum,
+  characters,
+  rouge_l_characters
 };
 std::string_view name_of(Match match);
 
