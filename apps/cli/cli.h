@@ -9,6 +9,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdint>
+#include <ctime>
 #include <filesystem>
 #include <functional>
 #include <future>
@@ -20,6 +21,7 @@
 #include "base/json.h"
 #include "base/progress.h"
 #include "lodestone/engine.h"
+#include "text/chat_template.h"
 #include "text/question_template.h"
 
 namespace lode {
@@ -122,10 +124,15 @@ struct LeftOut {
 /// The samples of a file; says on stderr which ones of a published data set are bad, and so left out.
 std::vector<Sample> dataset_samples(const std::string& path, const DatasetFlags& flags, std::int64_t limit,
                                     const std::string& model, bool quiet, LeftOut& left_out);
-/// Says on stderr which samples were cut, and which were left out because they are longer than the model's context;
-/// InputError when all are.
+/// Says on stderr which samples were cut, and which were left out because they are longer than the model's context,
+/// where `chat` takes its part of that; InputError when all are.
 std::vector<Sample> fitting(const Model& model, std::vector<Sample> samples, const DatasetFlags& flags,
-                            const ContextOptions& options, bool quiet, LeftOut& left_out);
+                            ContextOptions options, const DocumentChat* chat, bool quiet, LeftOut& left_out);
+
+/// "--chat [auto|on|off]": whether samples are put into the model's chat template.
+void add_chat_flag(CLI::App& verb, std::string& chat);
+/// The template that the flag asks for; null: contexts and questions are given verbatim. Templates take `now` for today.
+std::shared_ptr<const DocumentChat> chat_of(const std::string& flag, const Model& model, std::time_t now);
 
 /// Checks of flags. CLI11's own let NaN pass, and integers that wrap around.
 CLI::Validator whole_number(std::int64_t low, std::int64_t high);

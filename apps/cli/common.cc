@@ -23,10 +23,13 @@
 #include "base/printable.h"
 #include "base/text.h"
 #include "cli.h"
+#include "engine/chat/indexed_text.h"
+#include "engine/model.h"
 #include "gpu/backend.h"
 #include "help.h"
 #include "io/container.h"
 #include "io/safetensors.h"
+#include "lab/eval/eval.h"
 #include "lab/eval/fit_samples.h"
 #include "lab/eval/settings.h"
 #include "lab/tasks/datasets.h"
@@ -455,7 +458,10 @@ std::vector<Sample> dataset_samples(const std::string& path, const DatasetFlags&
 }
 
 std::vector<Sample> fitting(const Model& model, std::vector<Sample> samples, const DatasetFlags& flags,
-                            const ContextOptions& options, bool quiet, LeftOut& left_out) {
+                            ContextOptions options, const DocumentChat* chat, bool quiet, LeftOut& left_out) {
+  if (chat != nullptr)
+    options.max_tokens =
+        std::max<std::int64_t>(1, most_tokens(model, options) - template_tokens(model, *chat));
   const std::int64_t most = most_tokens(model, options);
   FittedSamples fitted = fit_samples(model, std::move(samples), most, parse_truncate(flags.truncate));
   if (fitted.samples.empty())
@@ -474,6 +480,33 @@ std::vector<Sample> fitting(const Model& model, std::vector<Sample> samples, con
     left_out.samples.push_back({{"id", sample.id}, {"tokens", sample.tokens}, {"reason", reason}});
   }
   return std::move(fitted.samples);
+}
+
+void add_chat_flag(CLI::App& verb, std::string& chat) {
+  verb.add_option(
+          "--chat", chat,
+          "put context and question into the model's chat template: on, also without a value; auto (where "
+          "the model has one); or off, the default: they are given verbatim, as those of LongBench's tasks "
+          "of "
+          "examples and code always are")
+      ->expected(0, 1)
+      ->default_str("")
+      ->transform(CLI::Validator(
+          [](std::string& value) {
+            if (value.empty()) value = "on";
+            return std::string();
+          },
+          ""))
+      ->check(CLI::IsMember({"auto", "on", "off"}));
+}
+
+std::shared_ptr<const DocumentChat> chat_of(const std::string& flag, const Model& model, std::time_t now) {
+  if (flag == "off") return nullptr;
+  const std::string where = model.path().string() + ": chat template";
+  const std::string& source = model.impl().chat_template;
+  if (source.empty() && flag == "auto") return nullptr;
+  if (source.empty()) throw InputError(where + ": expected one for --chat, found none");
+  return std::make_shared<const DocumentChat>(document_chat(model, {.source = source, .now = now}, where));
 }
 
 void resumable(const std::filesystem::path& path, const std::function<bool()>& kept,

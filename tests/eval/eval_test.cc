@@ -124,6 +124,35 @@ TEST(Evaluate, InAChatTemplateAPromptIsWhatTheTemplateMakesOfIt) {
   EXPECT_THROW(answers("empty"), InputError);
 }
 
+TEST(Evaluate, VerbatimSamplesStandInNoChatTemplateBesideOthersThatDo) {
+  std::vector<Sample> samples = some_samples(4, 4);  // about one context
+  EvalOptions options = quiet();
+  const test::TestFolder folder;
+  const auto answers = [&](const char* name) {
+    options.records = folder.path() / name;
+    evaluate(tiny_model(), samples, {}, options);
+    std::map<std::string, Json> found;
+    std::ifstream file(options.records);
+    for (std::string line; std::getline(file, line);)
+      if (Json json = Json::parse(line); json.contains("output_ids"))
+        found[json.at("id").get<std::string>()] = json.at("output_ids");
+    return found;
+  };
+  for (Sample& s : samples) s.max_new = 6;
+  const auto plain = answers("plain");
+  options.chat = std::make_shared<const DocumentChat>(
+      DocumentChat::Settings{
+          .source = "<s>{% for m in messages %}[{{ m.role }}]{{ m.content }};{% endfor %}[answer]"},
+      ChatTokens{.bos = "<s>", .eos = "</s>"}, "template");
+  const auto in_chat = answers("chat");
+  samples[0].verbatim = samples[2].verbatim = true;
+  const auto mixed = answers("mixed");
+  ASSERT_NE(plain, in_chat);
+  for (const Sample& s : samples) EXPECT_EQ(mixed.at(s.id), (s.verbatim ? plain : in_chat).at(s.id)) << s.id;
+  samples[1].verbatim = true;
+  EXPECT_THROW(answers("mixed"), InputError) << "its known answer was to another prompt";
+}
+
 TEST(Evaluate, JsonSaysWhyNothingWasSparse) {
   const auto samples = some_samples(2, 1);
   const Json results = evaluate(tiny_model(), samples, specs({"streaming", "streaming:window=64"}), quiet())

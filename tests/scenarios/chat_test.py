@@ -43,6 +43,27 @@ class Chat(ProgramTest):
             self.assert_refused(run("ask", plain, *words, "-n", "1"), "expected .lode files in front of the questions", why)
         self.assert_done(run("ask", path, "Who?", "-n", "2", "--chat", "off"))
 
+    def test_report_in_the_template(self):
+        """Its answers are those of eval, and lie in no folder with others."""
+        suite, samples, answers = (self.folder / name for name in ("asks.toml", "asked.jsonl", "asked-answers.jsonl"))
+        suite.write_text('title = "Asks"\n[[run]]\nkind = "eval"\ntasks = ["needle"]\nlengths = ["1k"]\nmethods = ["streaming:window=16"]\n'
+                         'protocols = ["context-dense"]\nsamples = 2\nshow = ["table"]\n', encoding="utf-8")
+        samples.write_text(json.dumps({"id": "a", "task": "t", "tokens": 9, "context": "Ann lit it.", "question": "Who?",
+                                       "answers": ["x"], "match": "contains", "max_new": 4}) + "\n", encoding="utf-8")
+        self.assert_done(run("eval", "-m", self.talker, "--samples", samples, "-a", "streaming:window=16", "--chat", "-o", answers))
+        folder = self.folder / "asks"
+        command = ("report", suite, "-m", self.talker, "--samples", samples, "-o", folder, "--quiet")
+        self.assert_done(run(*command, "--chat"))
+
+        def outputs(path):
+            return [line["output_ids"] for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()) if "output_ids" in line]
+        raw = folder / "raw" / "answers-context-dense.jsonl"
+        self.assertEqual(len(outputs(raw)), 2)
+        self.assertEqual(outputs(raw)[0], outputs(answers)[0])
+        self.assertRegex((folder / "report.md").read_text(encoding="utf-8"), r"(?m)^    lodestone report .* --chat$")
+        self.assert_refused(run(*command), "answers-context-dense.jsonl", "more of them")
+        self.assert_refused(run("report", suite, "-m", self.model, "-o", self.folder / "none", "--chat"), "chat template")
+
     def test_eval_in_the_template_gives_the_answers_of_ask(self):
         path, _ = self.indexed("evaluated.lode")
         asked = self.assert_done(run("ask", path, "Who lit it?", "-a", "full", "--json")).json()["answers"][0]

@@ -135,6 +135,20 @@ TEST_F(DatasetTest, LongBenchHasItsChineseTasks) {
   EXPECT_THAT(passage.question, HasSubstr("甲？"));
 }
 
+TEST_F(DatasetTest, TasksOfExamplesAndCodeStandInNoChatTemplate) {
+  for (const std::string task : {"trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p", "trec_e"})
+    EXPECT_TRUE(
+        read("a.jsonl", R"({"dataset": ")" + task +
+                            R"(", "context": "c", "input": "q", "answers": ["s"], "all_classes": ["s"]})")[0]
+            .verbatim)
+        << task;
+  for (const std::string task : {"qasper", "passage_count", "gov_report"})
+    EXPECT_FALSE(read("a.jsonl",
+                      R"({"dataset": ")" + task + R"(", "context": "c", "input": "q", "answers": ["s"]})")[0]
+                     .verbatim)
+        << task;
+}
+
 TEST_F(DatasetTest, LongBenchSaysItsTaskItself) {
   const auto samples = read(
       "any.jsonl",

@@ -37,6 +37,7 @@ TEST(SampleFile, RoundTrip) {
               .depth = 0.25,
               .max_new = 64,
               .first_line = true,
+              .verbatim = true,
               .length = 8190};
   Sample second = s;
   second.id = "x-2";
@@ -50,6 +51,7 @@ TEST(SampleFile, RoundTrip) {
   EXPECT_EQ(parse_samples(line("a", R"("context": "t", "depth": -1)"), "x")[0].depth, std::nullopt)
       << "unknown";
   EXPECT_TRUE(read[1].first_line);
+  EXPECT_TRUE(read[1].verbatim);
 }
 
 // Else each question about a book would count as a book in intervals, and the book be read for each.

@@ -11,10 +11,7 @@
 #include <string>
 
 #include "cli.h"
-#include "engine/chat/indexed_text.h"
-#include "engine/model.h"
 #include "lab/eval/audit_result.h"
-#include "lab/eval/fit_samples.h"
 #include "lab/eval/records.h"
 #include "lodestone/error.h"
 #include "rank_reader.h"
@@ -57,17 +54,6 @@ std::time_t time_of_all(const std::string& output) {
   return ranks() == nullptr ? now : std::stoll(ranks()->broadcast(std::to_string(now)));
 }
 
-/// Null: contexts and questions are given verbatim.
-std::shared_ptr<const DocumentChat> chat_of(const EvalFlags& flags, const Model& model) {
-  if (flags.chat == "off") return nullptr;
-  const std::string where = model.path().string() + ": chat template";
-  const std::string& source = model.impl().chat_template;
-  if (source.empty() && flags.chat == "auto") return nullptr;
-  if (source.empty()) throw InputError(where + ": expected one for --chat, found none");
-  return std::make_shared<const DocumentChat>(
-      document_chat(model, {.source = source, .now = time_of_all(flags.output)}, where));
-}
-
 void run(const EvalFlags& flags) {
   EvalOptions options;
   options.protocol = Protocol::parse(flags.protocol);
@@ -81,12 +67,9 @@ void run(const EvalFlags& flags) {
   std::vector<Sample> samples = dataset_samples(flags.samples, flags.dataset, flags.limit, flags.model.model,
                                                 flags.common.quiet, left_out);
   const auto model = load_model(flags.common, flags.model);
-  options.chat = chat_of(flags, *model);
-  ContextOptions room = options.context;
-  if (options.chat != nullptr)
-    room.max_tokens =
-        std::max<std::int64_t>(1, most_tokens(*model, room) - template_tokens(*model, *options.chat));
-  samples = fitting(*model, std::move(samples), flags.dataset, room, flags.common.quiet, left_out);
+  options.chat = chat_of(flags.chat, *model, time_of_all(flags.output));
+  samples = fitting(*model, std::move(samples), flags.dataset, options.context, options.chat.get(),
+                    flags.common.quiet, left_out);
   std::optional<RankReader> reader;
   if (ranks() != nullptr) options.reader = &reader.emplace(model);
   EvalReport report;
@@ -128,19 +111,7 @@ void add_eval(CLI::App& app) {
   verb.add_option("--protocol", flags->protocol,
                   "what is sparse: context-dense (question and answer), decode-sparse (answer), last:N (the "
                   "prompt's last N tokens and the answer)");
-  verb.add_option(
-          "--chat", flags->chat,
-          "put context and question into the model's chat template: on, also without a value; auto (where "
-          "the model has one); or off, the default: they are given verbatim")
-      ->expected(0, 1)
-      ->default_str("")
-      ->transform(CLI::Validator(
-          [](std::string& value) {
-            if (value.empty()) value = "on";
-            return std::string();
-          },
-          ""))
-      ->check(CLI::IsMember({"auto", "on", "off"}));
+  add_chat_flag(verb, flags->chat);
   verb.add_option("--order", flags->order,
                   "order of keys and values in memory while questions are answered: token, or on the CPU "
                   "cluster (of the one saap, kmeans, ivf or squeezed that is scored, as bench times it)")

@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "cli.h"
 #include "commit.h"
+#include "lab/eval/records.h"
 #include "lab/eval/settings.h"
 #include "lodestone/error.h"
 #include "shell_word.h"
@@ -28,7 +29,7 @@ struct ReportFlags {
   ModelFlags model;
   std::vector<std::string> suites;
   DatasetFlags dataset;
-  std::string samples, haystack, output = "report";
+  std::string samples, haystack, chat = "off", output = "report";
   std::int64_t limit = 0;
   bool quick = false, so_far = false;
   std::string others;  ///< what else was given, as it was written
@@ -44,7 +45,8 @@ std::string other_options(const CLI::App& verb) {
     if (option->count() == 0 || option->get_positional() || told) continue;
     text += " " + name;
     if (option->get_items_expected_max() == 0) continue;  // a flag
-    for (const std::string& value : option->results()) text += " " + as_word(value);
+    for (const std::string& value : option->results())
+      if (!value.empty() || option->get_items_expected_min() > 0) text += " " + as_word(value);
   }
   return text;
 }
@@ -113,6 +115,14 @@ bool holds_results(const fs::path& folder) {
   return false;
 }
 
+/// What chat templates take for today: the day that the answers in the folder were begun on, where it has any.
+std::time_t begun_in(const fs::path& folder) {
+  std::error_code failed;
+  for (const auto& entry : fs::directory_iterator(folder, failed))
+    if (const auto begun = begun_at(entry.path())) return *begun;
+  return std::time(nullptr);
+}
+
 void run(const ReportFlags& flags) {
   GridOptions options;
   options.context = context_options(flags.common, flags.model);
@@ -128,9 +138,10 @@ void run(const ReportFlags& flags) {
     options.samples = dataset_samples(flags.samples, flags.dataset, flags.limit, model_flags.model,
                                       flags.common.quiet, left_out);
   const auto model = load_model(flags.common, model_flags);
+  options.chat = chat_of(flags.chat, *model, begun_in(fs::path(flags.output) / "raw"));
   if (!options.samples.empty())
     options.samples = fitting(*model, std::move(options.samples), flags.dataset, options.context,
-                              flags.common.quiet, left_out);
+                              options.chat.get(), flags.common.quiet, left_out);
   MeasurementRunner grid(model, suites, options);
   if (!flags.common.quiet) {
     for (const Skipped& s : grid.skipped()) print_remark("lodestone: skipped " + s.spec + ": " + s.reason);
@@ -174,6 +185,7 @@ void add_report(CLI::App& app) {
   verb.add_option("--samples", flags->samples,
                   "your own samples, or a published data set, in place of the suites' tasks and lengths");
   add_dataset_flags(verb, flags->dataset);
+  add_chat_flag(verb, flags->chat);
   verb.add_option("--limit", flags->limit, "samples of each task and length of --samples at most; 0 = all")
       ->check(whole_number(0, 1'000'000'000));
   verb.add_option("--haystack", flags->haystack,

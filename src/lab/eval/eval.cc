@@ -33,16 +33,17 @@ namespace {
 /// A chat model answers in sentences: room for them, where a sample does not say how much it needs.
 constexpr std::int64_t kChatAnswer = 128;
 
-/// Samples that share a context, in the order of the file.
+/// Samples that share a context, and are all in a chat template or all verbatim, in the order of the file.
 struct SharedContext {
   std::vector<std::size_t> samples;
 };
 
 std::vector<SharedContext> documents_of(std::span<const Sample> samples) {
   std::vector<SharedContext> documents;
-  std::map<const std::string*, std::size_t> known;
+  std::map<std::pair<const std::string*, bool>, std::size_t> known;
   for (std::size_t i = 0; i < samples.size(); ++i) {
-    const auto [entry, is_new] = known.emplace(samples[i].context.get(), documents.size());
+    const auto [entry, is_new] =
+        known.emplace(std::pair(samples[i].context.get(), samples[i].verbatim), documents.size());
     if (is_new) documents.emplace_back();
     documents[entry->second].samples.push_back(i);
   }
@@ -207,6 +208,10 @@ struct Answering::Impl {
   void ask_reader(const SharedContext& document, const Prompts& prompts, const ContextOptions& context,
                   const EvalPass& pass, const std::function<void(std::int64_t)>& progress) const;
   GenerateOptions generate_options(const Sample& sample, const Prompts& prompts, std::size_t question) const;
+  /// The template that a sample stands in; null: none.
+  const DocumentChat* chat_of(const Sample& sample) const {
+    return sample.verbatim ? nullptr : options.chat.get();
+  }
   std::vector<TokenId> encode_context(const Sample& sample) const;
   std::vector<TokenId> encode_prompt(const Sample& sample, std::span<const TokenId> context) const;
 };
@@ -262,20 +267,22 @@ std::vector<std::span<const EvalPass>> Answering::Impl::groups() const {
 }
 
 std::vector<TokenId> Answering::Impl::encode_context(const Sample& sample) const {
-  if (options.chat == nullptr) return model->tokenizer().encode(*sample.context, Tokenizer::Bos::as_template);
+  const DocumentChat* const chat = chat_of(sample);
+  if (chat == nullptr) return model->tokenizer().encode(*sample.context, Tokenizer::Bos::as_template);
   if (sample.context->find_first_not_of(" \t\r\n") == std::string::npos)
     throw InputError("sample '" + sample.id +
                      "': expected a context to put into the chat template, found none");
-  return PartEncoder(model->tokenizer()).encode(options.chat->head(*sample.context).parts);
+  return PartEncoder(model->tokenizer()).encode(chat->head(*sample.context).parts);
 }
 
 std::vector<TokenId> Answering::Impl::encode_prompt(const Sample& sample,
                                                     std::span<const TokenId> context) const {
-  if (options.chat == nullptr)
+  const DocumentChat* const chat = chat_of(sample);
+  if (chat == nullptr)
     return model->tokenizer().encode(*sample.context + sample.question, Tokenizer::Bos::as_template);
   std::vector<TokenId> prompt(context.begin(), context.end());
-  const auto tail = PartEncoder(model->tokenizer())
-                        .encode(options.chat->tail(*sample.context, {&sample.question, 1}).parts);
+  const auto tail =
+      PartEncoder(model->tokenizer()).encode(chat->tail(*sample.context, {&sample.question, 1}).parts);
   prompt.insert(prompt.end(), tail.begin(), tail.end());
   return prompt;
 }
@@ -306,7 +313,7 @@ Prompts Answering::Impl::encode(const SharedContext& document, const Protocol& p
     const auto length = static_cast<std::int64_t>(prompts.questions[q].size());
     const Sample& sample = samples[document.samples[q]];
     std::int64_t wanted = most_new_tokens(model->tokenizer(), sample);
-    if (options.chat != nullptr && sample.max_new == 0) wanted = std::max(wanted, kChatAnswer);
+    if (chat_of(sample) != nullptr && sample.max_new == 0) wanted = std::max(wanted, kChatAnswer);
     // A sample may be as long as the model's context, answer included: then the margin gives way.
     prompts.most_new.push_back(std::min(wanted, std::max<std::int64_t>(1, limit - length)));
     prompts.longest = std::max(prompts.longest, length + prompts.most_new.back());
@@ -370,7 +377,7 @@ GenerateOptions Answering::Impl::generate_options(const Sample& sample, const Pr
                                                   std::size_t question) const {
   GenerateOptions generate;
   generate.max_new_tokens = prompts.most_new[question];
-  if (sample.max_new == 0 && options.chat == nullptr) generate.stop = {options.stop};
+  if (sample.max_new == 0 && chat_of(sample) == nullptr) generate.stop = {options.stop};
   return generate;
 }
 
@@ -459,9 +466,15 @@ void Answering::run(const std::function<void(std::int64_t)>& progress) {
   }
 }
 
-Json record_settings(const Model& model, const Protocol& protocol, const ContextOptions& context) {
+Json record_settings(const Model& model, const Protocol& protocol, const ContextOptions& context,
+                     const DocumentChat* chat) {
   Json settings = run_settings(model, context);
   settings.update({{"lodestone", "answers of eval"}, {"protocol", protocol.str()}});
+  if (chat == nullptr) return settings;
+  const DocumentChat::Settings& how = chat->settings();
+  settings["chat"] = how.source;
+  // Answers of two days would be to two prompts.
+  if (how.source.find("strftime_now") != std::string::npos) settings[kBegunAt] = how.now;
   return settings;
 }
 
@@ -588,15 +601,9 @@ EvalReport evaluate(std::shared_ptr<const Model> model, const std::vector<Sample
     throw InputError(fmt::format("over several ranks: expected --protocol context-dense, found {}",
                                  options.protocol.str()));
   for (NamedSpec& named : specs) named.files = files_hash(named.spec, model->path());
-  Json settings = record_settings(*model, options.protocol, options.context);
+  Json settings = record_settings(*model, options.protocol, options.context, options.chat.get());
   if (options.audit_limit) settings["audit_limit"] = *options.audit_limit;
   if (options.order_rows) settings["order"] = "cluster";
-  if (options.chat != nullptr) {
-    const DocumentChat::Settings& chat = options.chat->settings();
-    settings["chat"] = chat.source;
-    // Answers of two days would be to two prompts.
-    if (chat.source.find("strftime_now") != std::string::npos) settings[kBegunAt] = chat.now;
-  }
   Records records(options.records, settings);
   const EvalPass pass = {options.protocol, &records};
   Answering answering(model, samples, specs, {&pass, 1}, options);

@@ -60,7 +60,7 @@ struct EvalOptions {
       records;  ///< JSON lines of every answer, also read to go on where a run ended; empty = none
   std::string stop = "\n";
   /// Contexts and questions stand in the model's chat template, and answers end with the turn; null: they are given
-  /// verbatim, and answers end at `stop`.
+  /// verbatim, as samples are that ask for it (Sample::verbatim), and answers end at `stop`.
   std::shared_ptr<const DocumentChat> chat;
   /// Which answers to find, of sample, spec and protocol; null = all.
   std::function<bool(const Sample&, const NamedSpec&, const Protocol&)> wanted;
@@ -108,8 +108,9 @@ struct EvalPass {
   Records* records = nullptr;
 };
 
-/// What answers depend on besides sample and spec: what the first line of their file says.
-Json record_settings(const Model& model, const Protocol& protocol, const ContextOptions& context);
+/// What answers depend on besides sample and spec: what the first line of their file says. `chat` as EvalOptions has it.
+Json record_settings(const Model& model, const Protocol& protocol, const ContextOptions& context,
+                     const DocumentChat* chat);
 
 /// Finds the answers that passes lack. Each context is prefilled once for all of its questions, methods and
 /// passes (a pass of `last:N` prefills less of it, and so for itself), and a method is indexed only where it

@@ -174,8 +174,9 @@ void Records::append(const std::string& line) {
 std::string Records::hash_of(const Sample& sample) const {
   std::string& context = contexts_[sample.context];
   if (context.empty()) context = hash_hex(*sample.context);
-  const Json all = {context,        sample.question, sample.answers,   name_of(sample.match),
-                    sample.classes, sample.max_new,  sample.first_line};
+  Json all = {context,        sample.question, sample.answers,   name_of(sample.match),
+              sample.classes, sample.max_new,  sample.first_line};
+  if (sample.verbatim) all.push_back("verbatim");
   return hash_hex(all.dump(-1, ' ', false, Json::error_handler_t::replace)).substr(0, 16);
 }
 

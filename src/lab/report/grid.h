@@ -29,9 +29,10 @@ namespace lode {
 
 struct GridOptions {
   ContextOptions context;
-  std::filesystem::path folder;    ///< raw results go to folder/raw
-  std::filesystem::path haystack;  ///< text files that tasks are hidden in; empty = built-in prose
-  std::vector<Sample> samples;     ///< the user's own, in place of every suite's tasks and lengths
+  std::filesystem::path folder;              ///< raw results go to folder/raw
+  std::filesystem::path haystack;            ///< text files that tasks are hidden in; empty = built-in prose
+  std::vector<Sample> samples;               ///< the user's own, in place of every suite's tasks and lengths
+  std::shared_ptr<const DocumentChat> chat;  ///< as EvalOptions has it, for all questions
   Progress::Mode progress = Progress::Mode::automatic;
   bool so_far = false;  ///< measure nothing: what is there is what there is
 };

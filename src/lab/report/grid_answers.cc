@@ -107,8 +107,9 @@ Records& MeasurementRunner::records(const Protocol& protocol) {
   if (!records) {
     std::string name = "answers-" + protocol.str() + ".jsonl";
     std::replace(name.begin(), name.end(), ':', '-');
-    records = std::make_unique<Records>(options_.folder / "raw" / name,
-                                        record_settings(*model_, protocol, options_.context));
+    records =
+        std::make_unique<Records>(options_.folder / "raw" / name,
+                                  record_settings(*model_, protocol, options_.context, options_.chat.get()));
   }
   return *records;
 }
@@ -122,6 +123,7 @@ void MeasurementRunner::plan_answers(std::vector<Part>& parts) {
   for (const auto& group : groups_) {
     const auto w = std::make_shared<Work>();
     w->options.context = options_.context;
+    w->options.chat = options_.chat;
     w->options.together = 1;  // charts show the time of a question alone
     w->options.wanted = [&group = *group](const Sample& s, const NamedSpec& spec, const Protocol& p) {
       return group.asks(s, spec, p);

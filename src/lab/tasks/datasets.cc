@@ -26,13 +26,13 @@ constexpr std::pair<std::string_view, DatasetFormat> kFormats[] = {
     {"longbench", DatasetFormat::longbench}, {"prefixqa", DatasetFormat::prefixqa},
     {"needle", DatasetFormat::needle}};
 
-/// How a task of a data set is scored, how many tokens its authors let models write, and whether they score
-/// the first line of those alone.
+/// How a task of a data set is scored, how many tokens its authors let models write, whether they score the first line
+/// of those alone, and whether they put it into no chat template: examples, or code, are gone on with.
 struct TaskRule {
   std::string_view task;
   Match match;
   std::int64_t max_new;
-  bool first_line = false;
+  bool first_line = false, verbatim = false;
 };
 
 constexpr TaskRule kLongBench[] = {{"narrativeqa", Match::f1, 128},
@@ -47,15 +47,15 @@ constexpr TaskRule kLongBench[] = {{"narrativeqa", Match::f1, 128},
                                    {"qmsum", Match::rouge_l, 512},
                                    {"multi_news", Match::rouge_l, 512},
                                    {"vcsum", Match::rouge_l_characters, 512},
-                                   {"trec", Match::classes, 64, true},
-                                   {"triviaqa", Match::f1, 32, true},
-                                   {"samsum", Match::rouge_l, 128, true},
-                                   {"lsht", Match::classes, 64, true},
+                                   {"trec", Match::classes, 64, true, true},
+                                   {"triviaqa", Match::f1, 32, true, true},
+                                   {"samsum", Match::rouge_l, 128, true, true},
+                                   {"lsht", Match::classes, 64, true, true},
                                    {"passage_count", Match::count, 32},
-                                   {"lcc", Match::code, 64},
+                                   {"lcc", Match::code, 64, false, true},
                                    {"passage_retrieval_en", Match::passage, 32},
                                    {"passage_retrieval_zh", Match::passage, 32},
-                                   {"repobench-p", Match::code, 64}};
+                                   {"repobench-p", Match::code, 64, false, true}};
 
 constexpr TaskRule kInfiniteBench[] = {{"passkey", Match::number, 6},
                                        {"number_string", Match::number, 12},
@@ -416,6 +416,7 @@ void DatasetReader::add_longbench(const Json& object, const std::string& where) 
   sample.match = rule.match;
   sample.max_new = rule.max_new;
   sample.first_line = rule.first_line;
+  sample.verbatim = rule.verbatim;
   sample.answers = texts_of(object, "answers", where);
   if (rule.match == Match::classes) sample.classes = texts_of(object, "all_classes", where);
   Fields fields = fields_of(object);

@@ -88,6 +88,7 @@ class Reader {
       sample.depth = json_number(object, "depth", where, 0.0, 1.0);
     if (json_has(object, "max_new")) sample.max_new = json_int(object, "max_new", where, 0, kMostTokens);
     if (json_has(object, "first_line")) sample.first_line = json_bool(object, "first_line", where);
+    if (json_has(object, "verbatim")) sample.verbatim = json_bool(object, "verbatim", where);
     if (json_has(object, "classes")) sample.classes = read_texts(object, "classes", where);
     if (json_has(object, "length")) sample.length = json_int(object, "length", where, 0, kMostTokens);
     read_context(object, sample, where);
@@ -151,6 +152,7 @@ std::string sample_line(const Sample& sample, bool with_context) {
   if (!sample.classes.empty()) object["classes"] = sample.classes;
   if (sample.max_new > 0) object["max_new"] = sample.max_new;
   if (sample.first_line) object["first_line"] = true;
+  if (sample.verbatim) object["verbatim"] = true;
   return object.dump();
 }
 

@@ -3,7 +3,7 @@
 //   {"id", "task", "tokens", "context", "question", "answers": [...], "match": "contains" | "substring" |
 //   "exact" | "f1" |
 //   ..., "depth"?, "classes"?, "max_new"?,
-//   "first_line"?}
+//   "first_line"?, "verbatim"?}
 // Several questions about one context share it by "context_id": the first carries the context, later ones
 // only its id.
 #pragma once
@@ -61,6 +61,7 @@ struct Sample {
   /// Tokens to generate, over lines; 0 = as many as the answers need, up to the end of the line.
   std::int64_t max_new = 0;
   bool first_line = false;  ///< only the output's first line that is not empty is scored
+  bool verbatim = false;    ///< in no chat template, also where others are
   std::int64_t length = 0;  ///< tokens of context, question and longest answer; 0 = unknown
 };
 
