@@ -163,6 +163,15 @@ TEST(Suite, FaultsNameTheirLine) {
               HasSubstr("'full' occurs twice"));
 }
 
+TEST(Suite, QuestionsOfSamplesAloneNeedNoTasks) {
+  const std::string run = "title = \"t\"\n[[run]]\nmethods = [\"full\"]\nneeds_samples = \"yes\"\n";
+  const SuiteRun read = parse_suite(run + "kind = \"eval\"\n", "a.toml", "a", false).runs[0];
+  EXPECT_TRUE(read.tasks.empty());
+  EXPECT_TRUE(read.lengths.empty());
+  EXPECT_THAT(error_of(run + "kind = \"eval\"\ntasks = [\"kv\"]\n"), HasSubstr("'tasks'")) << "of no use";
+  EXPECT_THAT(error_of(run + "kind = \"probe\"\nlengths = [\"4k\"]\n"), HasSubstr("'needs_samples'"));
+}
+
 TEST(Suite, SpecsThatNobodyCanRunAreFaults) {
   const std::string top = "title = \"t\"\nmethods = [\"topk:kk=4\"]\nquick_methods = [\"topkk\"]\n";
   const std::string run = "[[run]]\nkind = \"probe\"\nlengths = [\"4k\"]\n";

@@ -62,6 +62,19 @@ class Report(ProgramTest):
         self.assert_done(self.report("two", "--samples", samples, "--quiet"))
         self.assertIn("| attention | qa_1 | mean |", (self.folder / "two" / "report.md").read_text(encoding="utf-8"))
 
+    def test_benchmarks(self):
+        """Those whose texts this project has no copy of ask for them, and all their methods but those without an artefact run."""
+        for name in ("longbench", "infinitebench", "prefixqa"):
+            self.assert_refused(run("report", name, "-m", self.model, "-o", self.folder / "four"), "expected --samples FILE")
+        samples = self.folder / "prefix.json"
+        samples.write_text(json.dumps([{"context": "Ann is here. " * 120, "question": question, "answer": "Ann"}
+                                       for question in ("Who?", "Who is here?")] + [{"context": "lost"}]), encoding="utf-8")
+        result = self.assert_done(run("report", "prefixqa", "-m", self.model, "--samples", samples, "-o", self.folder / "four", "--json",
+                                      timeout=240))
+        self.assertEqual({s["attention"].partition(":")[0] for s in result.json()["skipped"]}, {"saap", "hash"})
+        self.assertEqual([left["place"].rpartition(" ")[2] for left in result.json()["left_out"]], ["3"])
+        self.assertIn("| prefixqa |", (self.folder / "four" / "report.md").read_text(encoding="utf-8"))
+
     def test_interrupted_before_anything_was_measured(self):
         suite = SUITE.replace('"1k"', '"64k"')  # whose first prefill takes longer than this test waits
         process = start("report", self.suite(suite), "-m", self.model, "-o", self.folder / "cut")

@@ -90,6 +90,10 @@ std::vector<Suite> read_suites(const ReportFlags& flags, Device device) {
   std::vector<Suite> suites;
   for (const fs::path& path : paths) {
     suites.push_back(read_suite(path, flags.quick, device == Device::cuda));
+    for (const SuiteRun& suite_run : suites.back().runs)
+      if (suite_run.kind == RunKind::eval && suite_run.tasks.empty() && flags.samples.empty())
+        throw InputError(
+            fmt::format("{}: expected --samples FILE, whose questions it asks, found none", suite_run.where));
     if (std::find(shipped.begin(), shipped.end(), path.parent_path()) == shipped.end())
       suites.back().given = path.string();
   }

@@ -112,11 +112,12 @@ class RunReader {
     run.dense = table_.text("dense").value_or(run.kind == RunKind::eval ? "sink=1,window=511" : "");
     run.seed = static_cast<std::uint64_t>(table_.integer("seed", 0, std::int64_t{1} << 53).value_or(7));
     if (has_methods(run.kind)) read_methods(run);
-    for (const std::string& text : required("lengths"))
+    const bool of_samples = run.kind == RunKind::eval && yes_or_no(table_, "needs_samples");
+    for (const std::string& text : of_samples ? std::vector<std::string>{} : required("lengths"))
       run.lengths.push_back(parse_length(text, table_.where("lengths")));
     for (const std::string& text : table_.list("show").value_or(std::vector<std::string>{"table"}))
       run.show.push_back(parse_show(text, run.kind, table_));
-    if (run.kind == RunKind::eval) read_eval(run);
+    if (run.kind == RunKind::eval) read_eval(run, of_samples);
     if (run.kind == RunKind::recall) {
       run.top = table_.integer("top", 1, 1'000'000).value_or(run.top);
       run.queries = table_.integer("queries", 1, 1'000'000).value_or(run.queries);
@@ -145,8 +146,8 @@ class RunReader {
     return quick ? from.where("quick_methods") : on_gpu ? table_.where("gpu_methods") : from.where("methods");
   }
 
-  void read_eval(SuiteRun& run) {
-    run.tasks = required("tasks");
+  void read_eval(SuiteRun& run, bool of_samples) {
+    if (!of_samples) run.tasks = required("tasks");
     const auto protocols = table_.list("protocols").value_or(std::vector<std::string>{"context-dense"});
     for (const std::string& text : protocols)
       run.protocols.push_back(Protocol::parse(text, table_.where("protocols") + ": 'protocols'"));

@@ -63,7 +63,7 @@ struct SuiteRun {
   std::string where;         ///< "FILE line N" of its head
   std::string title, dense;  ///< dense: "sink=1,window=511", set for all methods alike
   std::vector<SuiteMethod> methods;
-  std::vector<std::string> tasks;
+  std::vector<std::string> tasks;  ///< of eval; none where only the user's own samples are asked about
   std::vector<std::int64_t> lengths;
   std::vector<Protocol> protocols;
   std::int64_t samples = 16, questions = 0;
