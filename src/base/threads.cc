@@ -232,6 +232,37 @@ void ThreadPool::for_each(std::int64_t items, const std::function<void(std::int6
   }
 }
 
+void ThreadPool::side_by_side(std::int64_t tasks, int at_once,
+                              const std::function<void(std::int64_t)>& body) {
+  const bool alone = running.pool == this || state_->workers.empty() || tasks == 1 || at_once <= 1;
+  if (alone) {
+    for (std::int64_t task = 0; task < tasks; ++task) body(task);
+    return;
+  }
+  std::atomic<std::int64_t> next{0};
+  std::mutex first;
+  std::exception_ptr failure;
+  const auto run = [&, yields_to = background_pool] {
+    background_pool = yields_to;
+    try {
+      for (std::int64_t task; (task = next.fetch_add(1)) < tasks;) body(task);
+    } catch (...) {
+      next = tasks;
+      const std::lock_guard lock(first);
+      if (failure == nullptr) failure = std::current_exception();
+    }
+  };
+  {
+    std::vector<std::jthread> threads;
+    try {
+      while (std::ssize(threads) + 1 < std::min<std::int64_t>(tasks, at_once)) threads.emplace_back(run);
+    } catch (const std::system_error&) {  // as many as the system allows
+    }
+    run();
+  }
+  if (failure != nullptr) std::rethrow_exception(failure);
+}
+
 ThreadPool::Background::Background(const ThreadPool& pool)
     : state_(*pool.state_), before_(std::exchange(background_pool, &pool)) {
   const std::lock_guard lock(state_.pause);

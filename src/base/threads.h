@@ -25,6 +25,12 @@ class ThreadPool {
   /// the same pool runs its items itself, with its own worker number.
   void for_each(std::int64_t items, const std::function<void(std::int64_t item, int worker)>& body);
 
+  /// Calls body(task) for every task in [0, tasks), up to `at_once` of them on threads of their own whose loops take
+  /// turns: while one is in a loop, the others do what is no loop, or wait for a device. In the order of their numbers,
+  /// one by one, where the pool has no threads or the caller is in a loop. The first exception is rethrown when all
+  /// that had begun have ended; none begins behind it.
+  void side_by_side(std::int64_t tasks, int at_once, const std::function<void(std::int64_t task)>& body);
+
  private:
   struct State;
 

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a GPU that holds a context's keys computes of them while an index is built, in place of the host's cores:
-// clusters of keys, and how queries of the context attend them. Every call gives the same bits each time.
+// clusters of keys, how queries of the context attend them, which keys are nearest to queries, links of graphs of keys
+// and walks over them. Every call gives the same bits each time.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
+#include "ann/graph/graph_device.h"
 #include "lodestone/selector.h"
+#include "lodestone/types.h"
 
 namespace lode {
 
@@ -112,6 +116,29 @@ class DeviceKeys {
   /// Attention of queries to all of the context's keys: outputs [tokens, Hq, d], lse [tokens, Hq].
   virtual void attend(int layer, std::int64_t tokens, std::span<const float> queries /*[tokens, Hq, d]*/,
                       float scale, std::span<float> outputs, std::span<float> lse) = 0;
+
+  static constexpr std::int64_t kMostNearest = 128;
+  /// Whether nearest_keys takes so many rows of `width` numbers, and there is room for them.
+  virtual bool takes_nearest(std::int64_t /*queries*/, std::int64_t /*keys*/, std::int64_t /*width*/,
+                             std::int64_t /*k*/) const {
+    return false;
+  }
+  /// As ann/nearest.h, of rows in host memory; products of rows with 11 bits a number. -1 in front of a list that is
+  /// not known: of keys that are nearly all alike. Several threads may call at once: they take turns.
+  virtual std::vector<std::int32_t> nearest_keys(Matrix<const float> /*queries*/,
+                                                 Matrix<const float> /*keys*/, std::int64_t /*k*/) {
+    return {};
+  }
+
+  /// As GraphDevice has them; null also where there is no room. Several threads may call at once.
+  virtual std::unique_ptr<GraphLinker> linker(Matrix<const float> /*keys*/, std::span<const Node> /*nearest*/,
+                                              std::int64_t /*each*/, int /*degree*/) {
+    return nullptr;
+  }
+  virtual std::unique_ptr<QueryWalks> walks(const Wanted& /*of*/, const BeamKeys& /*keys*/,
+                                            const KeyGraph& /*like*/) {
+    return nullptr;
+  }
 
   /// Copies a layer's clusters to the device, where calls for the layer find them until forget_clusters. False where
   /// there is no room for them or lookups in them.

@@ -125,6 +125,50 @@ TEST_P(Threads, ExceptionIsRethrownAndThePoolLivesOn) {
   }
 }
 
+TEST_P(Threads, TasksSideBySideTakeTurns) {
+  ThreadPool pool(GetParam());
+  for (const int at_once : {1, 2, 5}) {
+    for (const std::int64_t tasks : {0, 1, 2, 9}) {
+      std::vector<std::atomic<int>> sums(static_cast<std::size_t>(tasks));
+      std::atomic<int> now = 0, most = 0;
+      pool.side_by_side(tasks, at_once, [&](std::int64_t task) {
+        const int others = ++now;
+        for (int seen = most; seen < others && !most.compare_exchange_weak(seen, others);) {
+        }
+        for (int round = 0; round < 20; ++round)
+          pool.for_each(8, [&](std::int64_t item, int) {
+            sums[static_cast<std::size_t>(task)] += static_cast<int>(item);
+          });
+        // The second one comes while the first waits for it.
+        const bool meets = pool.size() > 1 && at_once > 1 && tasks > 1 && task < 2;
+        for (const auto begun = std::chrono::steady_clock::now();
+             meets && most < 2 && std::chrono::steady_clock::now() - begun < std::chrono::seconds(20);)
+          std::this_thread::yield();
+        --now;
+      });
+      for (const auto& sum : sums) EXPECT_EQ(sum.load(), 20 * 28);
+      EXPECT_LE(most.load(), at_once);
+      const bool together = pool.size() > 1 && at_once > 1 && tasks > 1;
+      EXPECT_GE(most.load(), together ? 2 : std::min<std::int64_t>(tasks, 1));
+    }
+  }
+  std::atomic<int> begun = 0;
+  EXPECT_THROW(pool.side_by_side(50, 3,
+                                 [&](std::int64_t task) {
+                                   ++begun;
+                                   std::this_thread::sleep_for(std::chrono::milliseconds(2));
+                                   if (task == 4) throw std::runtime_error("four");
+                                 }),
+               std::runtime_error);
+  EXPECT_GE(begun.load(), 5);
+  EXPECT_LT(begun.load(), 50);
+  std::atomic<int> inside = 0;  // of a loop: one by one, on its thread
+  pool.for_each(3, [&](std::int64_t, int) {
+    pool.side_by_side(4, 4, [&](std::int64_t) { pool.for_each(2, [&](std::int64_t, int) { ++inside; }); });
+  });
+  EXPECT_EQ(inside.load(), 24);
+}
+
 /// Scratch memory by worker number must not be shared, nested loop or not.
 TEST_P(Threads, NestedLoopKeepsItsWorker) {
   ThreadPool pool(GetParam());

@@ -398,7 +398,7 @@ LODE_TEST(choose_buckets_gives_ties_to_the_higher_bucket) {
              "64 centroids of each length");
   check_case(with_levels(make_case({16, 4, 64, 0, 8192, 2, 256, 60000, 59000, false}, 13), 100), 0.0,
              "82 centroids of each length");
-  // Groups of 16 and 9 KV heads have room for all keys.
+  // 16 query heads a KV head.
   check_case(make_case({144, 9, 128, 0, 2048, 1, 64, 9000, 8000}, 14, 0.0f), 0.0, "2048 equal scores");
   check_case(make_case({144, 9, 128, 0, 2048, 1, 64, 60, 40}, 15, 0.0f), 0.0, "2048 equal scores, few keys");
 }

@@ -263,5 +263,90 @@ LODE_TEST(kmeans_softmax_sharpness) {
   }
 }
 
+/// What nearest_keys needs, and what it finds.
+struct Nearest {
+  OnDevice<float> partial, least;
+  OnDevice<std::int32_t> counts, keys;
+  OnDevice<std::uint64_t> above;
+
+  Nearest(const HalfRows& queries, int k)
+      : partial(test::poison(size(nearest_keys_floats(queries, k)))),
+        least(test::poison(size(kHeads * queries.count))),
+        counts(Labels(size(kHeads * queries.count), 77)),
+        keys(Labels(size(kHeads * queries.count * k), -7)),
+        above(std::vector<std::uint64_t>(size(kHeads * queries.count * KeysAbove::kRoom), 77)) {}
+  Labels find(const HalfRows& queries, const HalfRows& of_keys, int k, const Stream& stream) {
+    nearest_keys(queries, of_keys, k, {.least = least.get(), .counts = counts.get(), .found = above.get()},
+                 partial.get(), keys.get(), stream.get());
+    return keys.read(stream);
+  }
+};
+
+/// The k keys of a list are k different ones, in the order of their scores, and no other key has a higher score; all
+/// but for what halves round. Returns how many lists are not known.
+std::int64_t expect_nearest_keys(const Floats& q, const Floats& k, std::int64_t queries, std::int64_t keys,
+                                 std::int64_t d, int most, const Labels& found) {
+  std::int64_t unknown = 0;
+  for (std::int64_t i = 0; i < kHeads * queries; ++i) {
+    const std::int32_t* const list = found.data() + i * most;
+    if (list[0] == -1 && ++unknown > 0) continue;
+    std::vector<double> scores;
+    double largest = 0;
+    for (std::int64_t key = 0; key < keys; ++key) {
+      const float* const row = k.data() + (i / queries * keys + key) * d;
+      scores.push_back(dot(q.data() + i * d, row, d));
+      largest = std::max(largest, dot(row, row, d));
+    }
+    const double unit = 1e-3 * std::sqrt(dot(q.data() + i * d, q.data() + i * d, d) * largest);
+    std::vector<double> best = scores;
+    std::sort(best.rbegin(), best.rend());
+    std::vector<bool> seen(size(keys), false);
+    for (int rank = 0; rank < most; ++rank) {
+      LODE_CHECK(list[rank] >= 0 && list[rank] < keys && !seen[size(list[rank])]);
+      seen[size(list[rank])] = true;
+      LODE_CHECK_CLOSE(scores[size(list[rank])], best[size(rank)], unit);
+    }
+  }
+  return unknown;
+}
+
+LODE_TEST(kmeans_nearest_keys) {
+  Stream stream;
+  const std::int64_t shapes[][4] = {{1, 4096, 64, 1},    {33, 4097, 10, 64},    {130, 9000, 128, 64},
+                                    {40, 6001, 96, 108}, {257, 20000, 128, 64}, {17, 5000, 256, 128}};
+  for (const auto& [queries, keys, d, most] : shapes) {
+    // Keys of a passage are alike, as in a text: the best ones stand together.
+    Floats x = test::normal(size(kHeads * keys * d), 3), topic;
+    for (std::int64_t i = 0; i < kHeads * keys; ++i) {
+      if (i % 100 == 0) topic = test::normal(size(d), static_cast<unsigned>(i));
+      for (std::int64_t j = 0; j < d; ++j) x[size(i * d + j)] += topic[size(j)];
+    }
+    x[size(7 * d)] = std::numeric_limits<float>::quiet_NaN();
+    const Floats q = test::normal(size(kHeads * queries * d), 4);
+    const Rows of_queries(q, static_cast<int>(d)), of_keys(x, static_cast<int>(d));
+    halve(of_queries.rows.get(), of_queries.get, stream.get());
+    halve(of_keys.rows.get(), of_keys.get, stream.get());
+    const int k = static_cast<int>(most);
+    const Labels found = Nearest(of_queries.get, k).find(of_queries.get, of_keys.get, k, stream);
+    LODE_CHECK(found == Nearest(of_queries.get, k).find(of_queries.get, of_keys.get, k, stream));
+    LODE_CHECK(expect_nearest_keys(q, of_keys.rows.read(stream), queries, keys, d, k, found) <= queries / 50);
+  }
+}
+
+LODE_TEST(kmeans_nearest_keys_that_are_alike_are_not_known) {
+  Stream stream;
+  constexpr std::int64_t kKeys = 5000, kWidth = 64, kQueries = 20;
+  Floats x = test::normal(size(kHeads * kKeys * kWidth), 3),
+         q = test::normal(size(kHeads * kQueries * kWidth), 4);
+  std::fill_n(x.begin(), kKeys * kWidth, 0.5f);              // of the first head
+  std::fill_n(q.begin() + kQueries * kWidth, kWidth, 0.0f);  // of the second: all keys are alike to it
+  const Rows queries(q, kWidth), keys(x, kWidth);
+  halve(queries.rows.get(), queries.get, stream.get());
+  halve(keys.rows.get(), keys.get, stream.get());
+  const Labels found = Nearest(queries.get, 64).find(queries.get, keys.get, 64, stream);
+  for (std::int64_t i = 0; i < kHeads * kQueries; ++i)
+    LODE_CHECK((found[size(i * 64)] == -1) == (i <= kQueries));
+}
+
 }  // namespace
 }  // namespace lode::cuda

@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "ann/graph/beam_search.h"
+#include "ann/graph/graph_device.h"
 #include "ann/graph/tune.h"
 #include "ann/nearest.h"
 #include "base/cancel.h"
@@ -30,47 +31,71 @@ namespace lode {
 
 namespace {
 
-constexpr std::int64_t kNearest = 64;           // keys of a query's list (RoarGraph: 100)
-constexpr std::int64_t kListsPerKey = 32;       // those in which a key stands highest tell its candidates
-constexpr std::int64_t kCandidatesPerLink = 6;  // before pruning
-constexpr std::int64_t kWalkBeam = 48;          // towards keys in no list
-constexpr std::int64_t kStandIns = 8192;        // keys that stand in for queries
+constexpr std::int64_t kNearest = 64;      // keys of a query's list (RoarGraph: 100)
+constexpr std::int64_t kListsPerKey = 32;  // those in which a key stands highest tell its candidates
+constexpr std::int64_t kWalkBeam = 48;     // towards keys in no list
+constexpr std::int64_t kStandIns = 8192;   // keys that stand in for queries
 constexpr std::int64_t kNodesPerItem = 64;
 constexpr std::int64_t kLeastTold = 256;    // queries of which some can be spared to judge a tuned graph
 constexpr std::int64_t kJudges = 512;       // so many, of many queries
 constexpr std::int64_t kLeastTuned = 4096;  // keys: of fewer, walks score a large part whatever the links are
 
+constexpr std::size_t at(std::int64_t i) {
+  return static_cast<std::size_t>(i);
+}
+
+std::int64_t per_query_of(Matrix<const float> keys) {
+  return std::min(kNearest, keys.rows);
+}
+
+/// Queries and their nearest keys.
+struct AskedKeys {
+  explicit AskedKeys(std::int64_t numbers) : width(numbers) {}
+  Matrix<const float> matrix() const { return {queries.data(), std::ssize(queries) / width, width}; }
+
+  std::int64_t width;
+  std::vector<float> queries;  // [q, m]
+  std::vector<Node> nearest;   // [q, per_query_of]
+};
+
 class Builder {
  public:
-  Builder(Matrix<const float> keys, Matrix<const float> queries, const BeamKeys& coded, int degree,
-          ThreadPool& pool)
+  Builder(Matrix<const float> keys, const AskedKeys& of, const BeamKeys& coded, int degree, ThreadPool& pool,
+          GraphDevice* device)
       : keys_(keys),
         coded_(coded),
         degree_(degree),
-        forward_(std::max(2, degree * 3 / 4)),
+        forward_(forward_links(degree)),
         pool_(pool),
-        queries_(queries),
+        device_(device),
+        queries_(of.matrix()),
+        per_query_(per_query_of(keys)),
+        nearest_(of.nearest),
         links_(static_cast<std::size_t>(keys.rows)) {}
 
   /// `others`: queries by which to judge whether it can be tuned; none: it is not.
-  KeyGraph build(Matrix<const float> others) {
-    if (keys_.rows == 0) return KeyGraph(degree_);
-    measure();
-    per_query_ = std::min(kNearest, keys_.rows);
-    nearest_ = nearest_keys(queries_, keys_, per_query_, pool_);
-    invert();
-    link_co_retrieved();
-    add_reverse(links_);
-    link_unlisted();
-    KeyGraph graph(degree_, links_, entries(), coded_, pool_);
-    if (others.rows == 0) return graph;
-    const std::vector<Node> theirs = nearest_keys(others, keys_, per_query_, pool_);
-    return tune_graph(graph, {queries_, nearest_}, {others, theirs}, coded_, pool_);
+  KeyGraph build(const AskedKeys& others) {
+    count_lists();
+    std::vector<Node> rows;
+    if (device_ != nullptr) linker_ = device_->linker(keys_, nearest_, per_query_, degree_);
+    if (linker_ != nullptr) {
+      rows = linker_->link_listed();
+    } else {
+      measure();
+      invert();
+      link_co_retrieved();
+      add_reverse(links_);
+      rows = rows_of(links_);
+    }
+    link_unlisted(rows);
+    linker_ = nullptr;
+    const KeyGraph graph(degree_, rows, entries(), coded_, pool_);
+    if (others.nearest.empty()) return graph;
+    return tune_graph(graph, {queries_, nearest_}, {others.matrix(), others.nearest}, coded_, pool_, device_);
   }
 
  private:
   using Lists = std::vector<std::vector<Node>>;
-  static constexpr std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
   /// body(node, worker) for all nodes.
   template <class Body>
@@ -87,9 +112,19 @@ class Builder {
     for (std::int64_t x = 0; x < keys_.rows; ++x)
       squares_[at(x)] = kernels().dot(keys_[x].data(), keys_[x].data(), keys_.cols);
   }
+  /// As KeyGraph takes them.
+  std::vector<Node> rows_of(const Lists& links) const {
+    std::vector<Node> rows(links.size() * at(degree_), -1);
+    for (std::size_t x = 0; x < links.size(); ++x)
+      std::copy(links[x].begin(), links[x].end(), rows.begin() + static_cast<std::ptrdiff_t>(x) * degree_);
+    return rows;
+  }
+  void count_lists();
   void invert();
   void link_co_retrieved();
-  void link_unlisted();
+  void link_unlisted(std::vector<Node>& rows);
+  std::vector<Node> near_by_walks(std::span<const Node> nodes, const std::vector<Node>& rows,
+                                  std::int64_t each) const;
   void add_reverse(const Lists& from);
   std::vector<Node> pruned(Node node, std::span<const Node> candidates, std::int64_t most, bool fill) const;
   std::vector<Node> entries() const;
@@ -100,19 +135,24 @@ class Builder {
   const BeamKeys& coded_;
   int degree_, forward_;
   ThreadPool& pool_;
+  GraphDevice* device_;          // or null
   Matrix<const float> queries_;  // [q, m]
-  std::int64_t per_query_ = 0;
-  std::vector<Node> nearest_;         // [q, per_query]
+  std::int64_t per_query_;
+  std::span<const Node> nearest_;     // [q, per_query]
   std::vector<std::int64_t> offset_;  // [n + 1]
   std::vector<std::int32_t> lists_;   // per key the queries whose lists hold it, higher ranks first
   std::vector<float> squares_;        // [n] of keys_
   Lists links_;                       // [n]
+  std::unique_ptr<GraphLinker> linker_;
 };
 
-void Builder::invert() {
+void Builder::count_lists() {
   offset_.assign(at(keys_.rows + 1), 0);
   for (const Node key : nearest_) ++offset_[at(key + 1)];
   std::partial_sum(offset_.begin(), offset_.end(), offset_.begin());
+}
+
+void Builder::invert() {
   lists_.resize(nearest_.size());
   std::vector<std::int64_t> next(offset_.begin(), offset_.end() - 1);
   for (std::int64_t rank = 0; rank < per_query_; ++rank)
@@ -157,7 +197,7 @@ void Builder::link_co_retrieved() {
       for (std::int64_t rank = 0; rank < per_query_; ++rank)
         if (count[at(list[rank])]++ == 0) candidates.push_back(list[rank]);
     }
-    const auto most = static_cast<std::ptrdiff_t>(kCandidatesPerLink * forward_);
+    const auto most = static_cast<std::ptrdiff_t>(candidates_for(degree_));
     std::vector<std::uint64_t> order;  // in how many of the lists, then the node: the earlier one is more
     for (const Node c : candidates)
       order.push_back(std::uint64_t{std::exchange(count[at(c)], 0)} << 32 | ~static_cast<std::uint32_t>(c));
@@ -190,23 +230,42 @@ void Builder::add_reverse(const Lists& from) {
 }
 
 /// Links keys in no list to what a walk towards them finds among the others.
-void Builder::link_unlisted() {
-  const KeyGraph graph(degree_, links_, entries(), coded_, pool_);
-  std::vector<BeamSearch> walks(at(pool_.size()));
+void Builder::link_unlisted(std::vector<Node>& rows) {
+  std::vector<Node> unlisted;
+  for (Node node = 0; node < keys_.rows; ++node)
+    if (listed(node) == 0) unlisted.push_back(node);
+  if (unlisted.empty()) return;
+  const std::int64_t each = candidates_for(degree_);
+  const std::vector<Node> near = near_by_walks(unlisted, rows, each);
+  if (linker_ != nullptr) {
+    rows = linker_->link_near(unlisted, near, each);
+    return;
+  }
   Lists found(links_.size());
-  for_nodes([&](Node node, int worker) {
-    if (listed(node) != 0) return;
-    BeamSearch& walk = walks[at(worker)];
-    walk.begin(graph, coded_, keys_[node].data(), kCandidatesPerLink * forward_);
-    walk.visit(graph.entries());
-    walk.run(kWalkBeam);
-    std::vector<Node> candidates;
-    for (std::int64_t rank = 0; rank < walk.found(); ++rank) candidates.push_back(walk.node(rank));
-    found[at(node)] = pruned(node, candidates, forward_, false);
+  pool_.for_each(std::ssize(unlisted), [&](std::int64_t i, int) {
+    check_cancel();
+    const std::span<const Node> own = std::span(near).subspan(at(i * each), at(each));
+    const auto count = std::find(own.begin(), own.end(), -1) - own.begin();
+    found[at(unlisted[at(i)])] = pruned(unlisted[at(i)], own.first(at(count)), forward_, false);
   });
-  for (std::size_t x = 0; x < found.size(); ++x)
-    if (!found[x].empty()) links_[x] = found[x];
+  for (const Node node : unlisted) links_[at(node)] = found[at(node)];
   add_reverse(found);
+  rows = rows_of(links_);
+}
+
+/// What walks towards nodes over the graph of `rows` find: [nodes, each], -1 behind the last.
+std::vector<Node> Builder::near_by_walks(std::span<const Node> nodes, const std::vector<Node>& rows,
+                                         std::int64_t each) const {
+  const KeyGraph graph(degree_, rows, entries(), coded_, pool_);
+  std::vector<float> towards(nodes.size() * at(keys_.cols));
+  for (std::size_t i = 0; i < nodes.size(); ++i)
+    std::ranges::copy(keys_[nodes[i]], towards.begin() + static_cast<std::ptrdiff_t>(i) * keys_.cols);
+  const Wanted of = {{towards.data(), std::ssize(nodes), keys_.cols}, {}};
+  std::unique_ptr<QueryWalks> walks;
+  if (device_ != nullptr && each <= QueryWalks::kKeep) walks = device_->walks(of, coded_, graph);
+  if (walks == nullptr) walks = host_walks(of, coded_, pool_);
+  walks->enter(graph);
+  return walks->best(kWalkBeam, each);
 }
 
 /// The keys that stand in most lists.
@@ -236,23 +295,22 @@ std::vector<float> stand_in_queries(Matrix<const float> keys) {
 }
 
 KeyGraph build_graph(Matrix<const float> keys, Matrix<const float> queries, const BeamKeys& coded, int degree,
-                     ThreadPool& pool, bool tune) {
+                     ThreadPool& pool, bool tune, GraphDevice* device) {
   LODE_ASSERT(keys.stride == keys.cols && queries.stride == queries.cols && keys.cols == coded.d);
   LODE_ASSERT(queries.rows > 0 || keys.rows == 0);
-  if (!tune || queries.rows < kLeastTold || keys.rows < kLeastTuned)
-    return Builder(keys, queries, coded, degree, pool).build({});
+  if (keys.rows == 0) return KeyGraph(degree);
+  AskedKeys told(queries.cols), others(queries.cols);
+  const bool judged = tune && queries.rows >= kLeastTold && keys.rows >= kLeastTuned;
   // An odd step: the queries of a group's heads take turns, and all heads are to judge.
   const std::int64_t step = std::max<std::int64_t>(9, queries.rows / kJudges | 1);
-  std::vector<float> told, others;
-  told.reserve(static_cast<std::size_t>(queries.rows * queries.cols));
   for (std::int64_t q = 0; q < queries.rows; ++q) {
-    std::vector<float>& to = q % step == step / 2 ? others : told;
+    std::vector<float>& to = (judged && q % step == step / 2 ? others : told).queries;
     to.insert(to.end(), queries[q].begin(), queries[q].end());
   }
-  const auto rows = [&](const std::vector<float>& of) {
-    return Matrix<const float>(of.data(), std::ssize(of) / queries.cols, queries.cols);
-  };
-  return Builder(keys, rows(told), coded, degree, pool).build(rows(others));
+  for (AskedKeys* const asked : {&told, &others})
+    asked->nearest = device != nullptr ? device->nearest(asked->matrix(), keys, per_query_of(keys))
+                                       : nearest_keys(asked->matrix(), keys, per_query_of(keys), pool);
+  return Builder(keys, told, coded, degree, pool, device).build(others);
 }
 
 std::vector<std::int32_t> prune(Matrix<const float> rows, std::span<const float> distance, std::int64_t most,

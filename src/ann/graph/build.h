@@ -7,14 +7,24 @@
 
 namespace lode {
 
+class GraphDevice;
+
 /// Links keys that the same queries want: the bipartite graph of queries and their exact nearest keys,
 /// projected onto the keys. Keys and queries in a KeySpace, `coded` the same keys in int8. All must be
 /// finite, and where there are keys there must be queries. `tune` only where the queries are like those that
 /// will be asked: then links are suited to their walks (ann/graph/tune.h), unless the keys are few. The same
-/// for any number of threads. Polls check_cancel.
+/// for any number of threads. `device` finds nearest keys and walks, null: the host's cores do. Polls check_cancel.
 KeyGraph build_graph(Matrix<const float> keys /*[n, m], dense*/,
                      Matrix<const float> queries /*[q, m], dense*/, const BeamKeys& coded, int degree,
-                     ThreadPool& pool, bool tune = true);
+                     ThreadPool& pool, bool tune = true, GraphDevice* device = nullptr);
+
+/// Links of a node before those that lead back to it, and candidates for them.
+constexpr int forward_links(int degree) {
+  return degree * 3 / 4 > 2 ? degree * 3 / 4 : 2;
+}
+constexpr int candidates_for(int degree) {
+  return 6 * forward_links(degree);
+}
 
 /// Where there are no queries: a sample of the keys, which suits queries that lie like keys; less the keys'
 /// mean, which would make all of them ask for the same keys.

@@ -52,15 +52,12 @@ void sort_by_distance(Node from, std::vector<Node>& nodes, const BeamKeys& keys)
   for (std::size_t i = 0; i < nodes.size(); ++i) nodes[i] = order[i].second;
 }
 
-KeyGraph::KeyGraph(int degree, const std::vector<std::vector<Node>>& lists, std::vector<Node> entries,
-                   const BeamKeys& keys, ThreadPool& pool)
-    : degree_(degree), entries_(std::move(entries)) {
-  LODE_ASSERT(degree >= kLeastDegree && entries_.empty() == lists.empty());
-  links_.assign(lists.size() * static_cast<std::size_t>(degree), kNoLink);
-  for (std::size_t node = 0; node < lists.size(); ++node) {
-    LODE_ASSERT(std::ssize(lists[node]) <= degree);
-    std::copy(lists[node].begin(), lists[node].end(), row(static_cast<Node>(node)));
-  }
+KeyGraph::KeyGraph(int degree, std::span<const Node> rows, std::vector<Node> entries, const BeamKeys& keys,
+                   ThreadPool& pool)
+    : degree_(degree), links_(rows.size()), entries_(std::move(entries)) {
+  LODE_ASSERT(degree >= kLeastDegree && std::ssize(rows) % degree == 0 && entries_.empty() == rows.empty());
+  std::transform(rows.begin(), rows.end(), links_.begin(),
+                 [](Node node) { return node < 0 ? kNoLink : static_cast<Link>(node); });
   connect(keys, pool);
 }
 

@@ -31,9 +31,9 @@ class KeyGraph {
 
   /// Without nodes. `degree` bounds the links of a node.
   explicit KeyGraph(int degree) : degree_(degree) {}
-  /// Links as they are given (at most `degree` per node, no tree yet), then connected. `entries` must not be
-  /// empty when there are nodes.
-  KeyGraph(int degree, const std::vector<std::vector<Node>>& lists, std::vector<Node> entries,
+  /// Links as they are given (no tree yet; -1 behind a node's last), then connected. `entries` must not be empty
+  /// when there are nodes.
+  KeyGraph(int degree, std::span<const Node> rows /*[nodes, degree]*/, std::vector<Node> entries,
            const BeamKeys& keys, ThreadPool& pool);
   /// What rows() and entries() gave. InputError, which begins with `where`, unless every link is a node and
   /// the tree links reach each node once.

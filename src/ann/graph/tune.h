@@ -2,24 +2,18 @@
 // A graph over keys suited to how walks for known queries go through it.
 #pragma once
 
-#include <span>
-
-#include "ann/graph/key_graph.h"
-#include "lodestone/types.h"
+#include "ann/graph/query_walks.h"
 
 namespace lode {
 
-/// Queries as walks see them, and the best keys of each.
-struct Wanted {
-  Matrix<const float> queries;    // [q, m]
-  std::span<const Node> nearest;  // [q, each], each > 0
-};
+class GraphDevice;
 
 /// Takes away links by which walks for the `known` queries hardly ever found a key that they wanted, and adds
 /// links to wanted keys that they miss, as far as walks for `others`, of which the graph must know nothing,
 /// still find as much: they score fewer keys then. Of more queries than a quarter of the keys some are used,
-/// at even steps. The same for any number of threads; polls check_cancel.
+/// at even steps. `device` walks, if there is one that takes the graph. The same for any number of threads; polls
+/// check_cancel.
 KeyGraph tune_graph(const KeyGraph& graph, const Wanted& known, const Wanted& others, const BeamKeys& keys,
-                    ThreadPool& pool);
+                    ThreadPool& pool, GraphDevice* device = nullptr);
 
 }  // namespace lode

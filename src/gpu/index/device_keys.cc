@@ -4,14 +4,21 @@
 #include "gpu/index/device_keys.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <mutex>
 #include <numeric>
 #include <type_traits>
 
 #include "base/cancel.h"
 #include "base/out_of_memory.h"
 #include "gpu/index/cluster_scorer.h"
+#include "gpu/index/device_links.h"
+#include "gpu/index/device_walks.h"
 #include "gpu/index/lloyd.h"
+#include "gpu/index/nearest_rows.h"
+#include "kernels/cuda/device/caller.h"
+#include "kernels/cuda/device/per_device.h"
 #include "kernels/cuda/linear/product.h"
 #include "kernels/cuda/saap/buckets.h"
 #include "kernels/rope.h"
@@ -129,17 +136,42 @@ class KeysOfContext final : public DeviceKeys {
     });
   }
 
+  bool takes_nearest(std::int64_t queries, std::int64_t keys, std::int64_t width,
+                     std::int64_t k) const override {
+    const std::lock_guard lock(graphs_turn_);
+    const cuda::OnDevice here(device_);
+    return queries > 0 && NearestRows::takes(keys, width, k) &&
+           NearestRows::bytes_for(queries, keys, width, k) <= room();
+  }
+
+  std::vector<std::int32_t> nearest_keys(Matrix<const float> queries, Matrix<const float> keys,
+                                         std::int64_t k) override {
+    const std::lock_guard lock(graphs_turn_);
+    const cuda::OnDevice here(device_);
+    return with_what_there_is([&] { return nearest_.find(queries, keys, static_cast<int>(k), stream_); });
+  }
+
+  std::unique_ptr<GraphLinker> linker(Matrix<const float> keys, std::span<const Node> nearest,
+                                      std::int64_t each, int degree) override {
+    const std::int64_t queries = std::ssize(nearest) / each;
+    return where_there_is_room<GraphLinker>(
+        device_linker_bytes(keys.rows, keys.cols, queries, each, degree),
+        [&](auto held) { return device_linker(keys, nearest, each, degree, std::move(held)); });
+  }
+
+  std::unique_ptr<QueryWalks> walks(const Wanted& of, const BeamKeys& keys, const KeyGraph& like) override {
+    return where_there_is_room<QueryWalks>(device_walks_bytes(of, keys, like), [&](auto held) {
+      return device_walks(of, keys, like, std::move(held));
+    });
+  }
+
   void release() override {
     one_by_one_ = false;
     scorer_.release();
     give_back();
   }
 
-  std::int64_t bytes() const override {
-    std::int64_t held = lloyd_.bytes() + scorer_.bytes();
-    for_buffers(*this, [&](const cuda::Buffer& buffer) { held += buffer.bytes(); });
-    return held;
-  }
+  std::int64_t bytes() const override { return own_bytes() + helpers_; }
 
  private:
   /// Of a head: its keys as they are and as they are compared, what clusters take, and three results of them.
@@ -153,8 +185,13 @@ class KeysOfContext final : public DeviceKeys {
           &self.metric_, &self.frequencies_, &self.base_, &self.workspace_, &self.halves_, &self.factors_})
       body(*buffer);
   }
+  std::int64_t own_bytes() const {
+    std::int64_t held = lloyd_.bytes() + scorer_.bytes() + nearest_.bytes();
+    for_buffers(*this, [&](const cuda::Buffer& buffer) { held += buffer.bytes(); });
+    return held;
+  }
   /// What it may take, with what it holds already.
-  std::int64_t room() const { return limit_() + bytes(); }
+  std::int64_t room() const { return limit_() + own_bytes(); }
   /// Others may take memory between a look at what is free and the use of it: then all that is held is given back, and
   /// heads go one by one. What does not suffice even so is said.
   template <class Work>
@@ -170,7 +207,24 @@ class KeysOfContext final : public DeviceKeys {
   /// All that is made anew for each call; held clusters stay.
   void give_back() {
     lloyd_.release();
+    nearest_.release();
     for_buffers(*this, [](cuda::Buffer& buffer) { buffer = cuda::Buffer(); });
+  }
+  /// What make(held) gives, which holds so many bytes for as long as it keeps `held`; null where there are none to hold,
+  /// or no room.
+  template <class Helper, class Make>
+  std::unique_ptr<Helper> where_there_is_room(std::int64_t bytes, const Make& make) {
+    const std::lock_guard lock(graphs_turn_);
+    const cuda::OnDevice here(device_);
+    if (bytes == 0 || bytes > limit_()) return nullptr;
+    helpers_ += bytes;
+    const std::shared_ptr<void> held(
+        &helpers_, [bytes](void* sum) { *static_cast<std::atomic<std::int64_t>*>(sum) -= bytes; });
+    try {
+      return make(held);
+    } catch (const OutOfDeviceMemory&) {
+      return nullptr;  // others have taken it
+    }
   }
   /// Calls body(first, how many) for heads that go together.
   template <class Body>
@@ -446,6 +500,10 @@ class KeysOfContext final : public DeviceKeys {
   cuda::Stream stream_;
   Lloyd lloyd_;
   ClusterScorer scorer_;
+  NearestRows nearest_;
+  std::atomic<std::int64_t> helpers_ = 0;  ///< bytes that linkers and walks hold
+  mutable std::mutex graphs_turn_;         ///< of threads that build graphs, which start on device 0
+  int device_ = cuda::current_device();
   bool one_by_one_ = false;               ///< until memory is given back
   cuda::Buffer rows_, places_;            // [heads, n, d] keys, and as they are compared
   cuda::Buffer positions_, found_;        // of a sample; labels, results

@@ -132,7 +132,7 @@ std::int64_t RetrievalIndex::bytes_for(const Shape& shape, std::int64_t keys) {
 
 RetrievalIndex::RetrievalIndex(const Shape& shape, const KvRows& kv, Position end, KeySpace space,
                                const std::vector<std::vector<float>>& queries, const Goal& goal,
-                               ThreadPool& pool)
+                               ThreadPool& pool, GraphDevice& device)
     : RetrievalIndex(shape) {
   const std::int64_t count = std::max<std::int64_t>(0, std::int64_t{end} - shape.begin), d = shape.head_dim;
   if (count == 0) return;
@@ -158,7 +158,7 @@ RetrievalIndex::RetrievalIndex(const Shape& shape, const KvRows& kv, Position en
       body_->space.query(own[i].data(), std::span(towards).subspan(at(i * m), at(m)));
     });
     body_->graphs[g] = build_graph({seen.data(), count, m}, {towards.data(), own.rows, m},
-                                   body_->coded.view(), shape.degree, pool, !queries[g].empty());
+                                   body_->coded.view(), shape.degree, pool, !queries[g].empty(), &device);
     if (!queries[g].empty()) body_->guides[g] = guides_of(own, keys, pool);
   }
   beam_ = beam_for(goal, keys, pool);

@@ -15,6 +15,7 @@
 
 namespace lode {
 
+class GraphDevice;
 class ThreadPool;
 
 /// What a thread needs to add keys or to search; kept from call to call.
@@ -50,9 +51,11 @@ class RetrievalIndex {
   static KeySpace space_for(const Shape& shape, const KvRows& kv, Position end,
                             const std::vector<float>& queries);
   /// Over the keys [begin, end). queries [graphs][q, d]: of whom each graph is made; may be empty. What
-  /// `goal` takes is found with some of them, of which the graph is not made.
+  /// `goal` takes is found with some of them, of which the graph is not made. `device` finds nearest
+  /// keys and walks.
   RetrievalIndex(const Shape& shape, const KvRows& kv, Position end, KeySpace space,
-                 const std::vector<std::vector<float>>& queries, const Goal& goal, ThreadPool& pool);
+                 const std::vector<std::vector<float>>& queries, const Goal& goal, ThreadPool& pool,
+                 GraphDevice& device);
   /// As if it had been built for this goal: beam() becomes what it takes.
   void judge(const KvRows& kv, const Goal& goal, ThreadPool& pool);
   /// What bytes() will be over so many keys. Where Shape::numbers is 0 it counts one cache line a key, which

@@ -7,6 +7,8 @@
 // The paper builds a graph per query head (`per=query-head`). By default the heads of a group share one, made
 // of all their queries, and search it each for itself: a quarter of the memory in a group of four.
 //
+// A GPU that holds the keys helps to build the graphs (select/device_keys.h).
+//
 // Queries are a bounded sample of those of the prefill, at the positions where they were asked; keys that
 // came after a query count like others, which serves keys at the end of a text that few queries have seen. A
 // text that was not prefilled here (its context was loaded, or appended) has none: then its graph is made of
@@ -32,14 +34,17 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <optional>
 
 #include "base/cancel.h"
 #include "base/rng.h"
 #include "base/threads.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
+#include "select/device_keys.h"
 #include "select/methods.h"
 #include "select/retrieval/file.h"
+#include "select/retrieval/graphs_by_device.h"
 #include "select/retrieval/index.h"
 #include "select/retrieval/memory.h"
 #include "select/retrieval/rest.h"
@@ -61,6 +66,9 @@ constexpr std::int64_t kJudgingTokens = 64;       // the last ones tell how wide
 constexpr std::int64_t kLeastJudged = 1024;       // far keys
 constexpr std::int64_t kSteadyKeys = 131072;      // up to so many a beam that follows from k alone does
 constexpr std::int64_t kKeysPerBeam = RetrievalIndex::kKeysPerBeam;
+constexpr int kHeadsAtOnce = 8;  // are indexed where a GPU does most of it
+constexpr std::int64_t kKeysAtOnce =
+    1 << 20;  // of them together: a key takes some 2 KB until its graph is there
 constexpr std::int64_t kSample = 256;
 constexpr std::int64_t kCalibrating = 16;  // of the judging tokens: as many tell a head's threshold
 constexpr std::int64_t kLeastChosen = 8;   // keys, above the threshold or not
@@ -160,7 +168,7 @@ struct Indexed {
   std::vector<HeadShare> shares = {};  // [Hq] with `error`
 };
 
-class Retrieval final : public Selector, public SharesIndex, public Branches {
+class Retrieval final : public Selector, public SharesIndex, public Branches, public BuiltByDevice {
  public:
   Retrieval(const LayerGeometry& geometry, const Options& options)
       : geometry_(geometry), options_(options), scratch_(at(geometry.pool->size())) {}
@@ -431,17 +439,23 @@ void Retrieval::build(std::int32_t sequence, KvLayer kv) {
         shape(), kv.heads[at(head)], end,
         indexed.captured.of_heads(static_cast<int>(head) * group, group, KeySpace::kSample / group));
   });
-  std::vector<RetrievalIndex> heads;
-  for (int head = 0; head < geometry_.kv_heads; ++head) {
-    std::vector<std::vector<float>> queries;
-    const int heads_per_graph = options_.per_query_head ? 1 : geometry_.group();
-    for (int first = head * geometry_.group(); first < (head + 1) * geometry_.group();
-         first += heads_per_graph)
-      queries.push_back(indexed.captured.of_heads(first, heads_per_graph, most / heads_per_graph));
-    heads.emplace_back(shape(), kv.heads[at(head)], end, std::move(spaces[at(head)]), queries,
-                       goal_for(indexed, end, head), *geometry_.pool);
-  }
-  indexed.heads = std::move(heads);
+  GraphsByDevice graphs(device_, *geometry_.pool);
+  std::vector<std::optional<RetrievalIndex>> heads(at(geometry_.kv_heads));
+  const std::int64_t heads_at_once =
+      std::clamp<std::int64_t>(kKeysAtOnce / std::max<std::int64_t>(1, far), 1, kHeadsAtOnce);
+  geometry_.pool->side_by_side(
+      geometry_.kv_heads, device_ != nullptr ? static_cast<int>(heads_at_once) : 1, [&](std::int64_t number) {
+        const auto head = static_cast<int>(number);
+        std::vector<std::vector<float>> queries;
+        const int heads_per_graph = options_.per_query_head ? 1 : geometry_.group();
+        for (int first = head * geometry_.group(); first < (head + 1) * geometry_.group();
+             first += heads_per_graph)
+          queries.push_back(indexed.captured.of_heads(first, heads_per_graph, most / heads_per_graph));
+        heads[at(head)].emplace(shape(), kv.heads[at(head)], end, std::move(spaces[at(head)]), queries,
+                                goal_for(indexed, end, head), *geometry_.pool, graphs);
+      });
+  indexed.heads.clear();
+  for (std::optional<RetrievalIndex>& head : heads) indexed.heads.push_back(std::move(*head));
   if (indexed.observed.tokens() == 0) calibrate(indexed, kv);
   indexed.captured.clear();
   indexed.observed = ObservedQueries(kJudgingTokens);

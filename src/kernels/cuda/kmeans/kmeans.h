@@ -78,4 +78,23 @@ void softmax_sharpness(const HalfRows& queries, const HalfRows& keys, float scal
                        StreamHandle stream);
 std::int64_t sharpness_floats(int heads, std::int64_t queries);
 
+/// Room for the keys whose products with a query reach what k of them are known to reach.
+struct KeysAbove {
+  static constexpr int kRoom = 512;  ///< of a query; some 1.4 k are found
+  float* least = nullptr;            // [H, queries]
+  std::int32_t* counts = nullptr;    // [H, queries]
+  std::uint64_t* found = nullptr;    // [H, queries, kRoom]
+};
+inline constexpr int kMostNearest = 128;
+inline constexpr std::int64_t kFewestColumns = 4096;
+
+/// found[h, i] = the k <= kMostNearest keys with the largest products of query i, best first, equal ones by rising
+/// index; -1 in front of a list that is not known: products are equal or no numbers, or a query's best keys stand
+/// so that there is no room. Every pair is multiplied twice: for a bound, and for the keys that reach it.
+/// At least kFewestColumns keys.
+void nearest_keys(const HalfRows& queries, const HalfRows& keys, int k, const KeysAbove& scratch,
+                  float* partial /*nearest_keys_floats*/, std::int32_t* found /*[H, queries, k]*/,
+                  StreamHandle stream);
+std::int64_t nearest_keys_floats(const HalfRows& queries, int k);
+
 }  // namespace lode::cuda

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of rows with columns on the matrix unit that never leave it: the nearest centroid of each point, and
-// how sharp each query's softmax over the keys is.
+// Products of rows with columns on the matrix unit that never leave it: the nearest centroid of each point, how
+// sharp each query's softmax over the keys is, and the keys nearest to each query.
 //
 // Work map: a block has 8 warps' rows, 16 or 32 each, whose halves stay in registers; tiles of 64 columns come
 // through shared memory, two ahead, and every warp multiplies all of them. blockIdx.y is the head, blockIdx.z a
-// share of the tiles.
+// share of the tiles: one piece of them, or every gridDim.z-th.
 #include "kernels/cuda/device/kernel_settings.h"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/matrix.cuh"
@@ -18,6 +18,8 @@ constexpr int kThreads = 256, kWarps = kThreads / 32, kTile = 64, kStages = 3;
 constexpr int kColumnsAtOnce = 16;   // of a tile: two products of eight
 constexpr float kNoScore = -1e30f;   // what sharpness counts from before the first key
 constexpr std::int64_t kSplits = 8;  // shares of the keys
+constexpr int kGroupsOfShare = 16, kMostSplits = 2 * kMostNearest / kGroupsOfShare, kBestThreads = 128;
+constexpr std::int64_t kFewestSplits = 4;
 constexpr float kLog2E = 1.44269504f;
 
 struct Params {
@@ -25,8 +27,15 @@ struct Params {
   const float* biases = nullptr;   // [H, columns] or null
   std::int32_t* labels = nullptr;  // [H, rows]
   float scale = 1.0f;
-  float* partial = nullptr;  // [H, splits, rows, 3]
+  float* partial = nullptr;  // [H, splits, rows, 3]; of GroupMaxima [H, splits, rows, 16]
+  KeysAbove above;
 };
+
+/// A number as an integer of the same order.
+__device__ __forceinline__ unsigned ordered(float x) {
+  const unsigned bits = __float_as_uint(x);
+  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
 
 /// Columns' factor and bias; -inf for those behind the last.
 struct Column {
@@ -74,24 +83,42 @@ __device__ __forceinline__ void bring(Tiles<kSteps>& tiles, int stage, std::int6
   }
 }
 
+/// Where a lane's four columns of sixteen are, behind its first.
+__device__ __forceinline__ constexpr int column_of(int i) {
+  return 8 * (i / 2) + i % 2;
+}
+
+/// A row's scores of a lane's four columns.
+__device__ __forceinline__ void scores_of(const float (&sums)[2][4], int half, float factor,
+                                          const float4 (&of)[2], float (&scores)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float4& column = of[i / 2];
+    scores[i] = fmaf(sums[i / 2][2 * half + i % 2] * factor, i % 2 == 0 ? column.x : column.z,
+                     i % 2 == 0 ? column.y : column.w);
+  }
+}
+
+/// What outcomes of whole columns have in common.
+struct InPieces {
+  static constexpr bool kInterleaved = false;  ///< tiles of a share are neighbours
+  __device__ __forceinline__ void begin(const Params&, std::int64_t, std::int64_t, int) {}
+};
+
 /// The best column of two rows of a lane, rows r and r + 8 of sixteen.
-struct BestColumn {
+struct BestColumn : InPieces {
   float high[2] = {-INFINITY, -INFINITY};
   int at[2] = {0, 0};
 
   __device__ __forceinline__ void take(const float (&sums)[2][4], const float (&factor)[2], int column,
-                                       const float4 (&of)[2]) {
+                                       const float4 (&of)[2], const Params&) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+      float scores[4];
+      scores_of(sums, half, factor[half], of, scores);
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const float score = fmaf(sums[n][2 * half + e] * factor[half], e == 0 ? of[n].x : of[n].z,
-                                   e == 0 ? of[n].y : of[n].w);
-          if (score > high[half]) high[half] = score, at[half] = column + 8 * n + e;
-        }
-      }
+      for (int i = 0; i < 4; ++i)
+        if (scores[i] > high[half]) high[half] = scores[i], at[half] = column + column_of(i);
     }
   }
   __device__ __forceinline__ void post(const Params& p, std::int64_t head, std::int64_t row, int half,
@@ -106,8 +133,70 @@ struct BestColumn {
   }
 };
 
+/// The largest score of each of 16 groups of a share's columns. Shares have every so-many-th tile, for keys that a
+/// query likes stand together in a text: they are to be spread over the groups.
+struct GroupMaxima {
+  static constexpr bool kInterleaved = true;
+  float most[2][4];
+
+  __device__ __forceinline__ void begin(const Params&, std::int64_t, std::int64_t, int) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) most[i / 4][i % 4] = -INFINITY;
+  }
+  __device__ __forceinline__ void take(const float (&sums)[2][4], const float (&factor)[2], int,
+                                       const float4 (&of)[2], const Params&) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float scores[4];
+      scores_of(sums, half, factor[half], of, scores);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) most[half][i] = fmaxf(most[half][i], scores[i]);
+    }
+  }
+  __device__ __forceinline__ void post(const Params& p, std::int64_t head, std::int64_t row, int half, bool) {
+    if (row >= p.rows.count) return;
+    float* const to = p.partial + ((head * gridDim.z + blockIdx.z) * p.rows.count + row) * kGroupsOfShare;
+    reinterpret_cast<float4*>(to)[threadIdx.x % 4] =
+        make_float4(most[half][0], most[half][1], most[half][2], most[half][3]);
+  }
+};
+
+/// Notes the columns whose scores reach the row's least one.
+struct Above {
+  static constexpr bool kInterleaved = true;
+  float least[2];
+  std::int64_t row[2];
+
+  __device__ __forceinline__ void begin(const Params& p, std::int64_t head, std::int64_t at, int half) {
+    row[half] = head * p.rows.count + at;
+    least[half] = at < p.rows.count ? p.above.least[row[half]] : INFINITY;
+  }
+  __device__ __forceinline__ void take(const float (&sums)[2][4], const float (&factor)[2], int column,
+                                       const float4 (&of)[2], const Params& p) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float scores[4];
+      scores_of(sums, half, factor[half], of, scores);
+      if (!(fmaxf(fmaxf(scores[0], scores[1]), fmaxf(scores[2], scores[3])) >= least[half])) continue;
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        if (scores[i] >= least[half]) note(p, row[half], scores[i], column + column_of(i));
+    }
+  }
+  __device__ __forceinline__ void post(const Params&, std::int64_t, std::int64_t, int, bool) {}
+
+ private:
+  static __device__ void note(const Params& p, std::int64_t row, float score, int column) {
+    if (score == -INFINITY) return;  // behind the last column
+    const int at = atomicAdd(p.above.counts + row, 1);
+    if (at < KeysAbove::kRoom)
+      p.above.found[row * KeysAbove::kRoom + at] =
+          std::uint64_t{ordered(score)} << 32 | static_cast<unsigned>(~column);
+  }
+};
+
 /// Sums of exp(z - most) and of its square, in units of base 2.
-struct Softmax {
+struct Softmax : InPieces {
   float most[2] = {kNoScore, kNoScore}, sum[2] = {}, squares[2] = {};
 
   __device__ __forceinline__ void count_from(int half, float high) {
@@ -115,17 +204,13 @@ struct Softmax {
     sum[half] *= by, squares[half] *= by * by, most[half] = high;
   }
   __device__ __forceinline__ void take(const float (&sums)[2][4], const float (&factor)[2], int,
-                                       const float4 (&of)[2]) {
+                                       const float4 (&of)[2], const Params&) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float z[4], high = most[half];
+      scores_of(sums, half, factor[half], of, z);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float4& column = of[i / 2];
-        z[i] = fmaf(sums[i / 2][2 * half + i % 2] * factor[half], i % 2 == 0 ? column.x : column.z,
-                    i % 2 == 0 ? column.y : column.w);
-        high = fmaxf(high, z[i]);
-      }
+      for (int i = 0; i < 4; ++i) high = fmaxf(high, z[i]);
       if (high > most[half]) count_from(half, high);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -162,8 +247,12 @@ __global__ __launch_bounds__(kThreads,
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const std::int64_t head = blockIdx.y;
   const std::int64_t first = (std::int64_t{blockIdx.x} * kWarps + warp) * kParts * 16 + lane / 4;
-  const std::int64_t all = (p.columns.count + kTile - 1) / kTile, share = (all + gridDim.z - 1) / gridDim.z,
-                     begin = min(all, blockIdx.z * share), end = min(all, begin + share);
+  const std::int64_t all = (p.columns.count + kTile - 1) / kTile, share = (all + gridDim.z - 1) / gridDim.z;
+  constexpr bool kInterleaved = Outcome::kInterleaved;
+  const std::int64_t begin = kInterleaved ? blockIdx.z : min(all, blockIdx.z * share);
+  const std::int64_t tile_step = kInterleaved ? gridDim.z : 1;
+  const std::int64_t count =
+      kInterleaved ? (all - begin + tile_step - 1) / tile_step : min(all, begin + share) - begin;
 
   unsigned a[kParts][kSteps][4];
   float factor[kParts][2];
@@ -187,17 +276,22 @@ __global__ __launch_bounds__(kThreads,
 
   Outcome outcome[kParts];
 #pragma unroll
-  for (int ahead = 0; ahead < kStages - 1; ++ahead) {
-    if (begin + ahead < end) bring(tiles, ahead, begin + ahead, p, head);
-    asm volatile("cp.async.commit_group;" ::: "memory");
+  for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) outcome[part].begin(p, head, first + part * 16 + half * 8, half);
   }
-  for (std::int64_t tile = begin; tile < end; ++tile) {
+  const auto bring_tile = [&](std::int64_t i) {
+    if (i < count) bring(tiles, static_cast<int>(i % kStages), begin + i * tile_step, p, head);
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  };
+#pragma unroll
+  for (int ahead = 0; ahead < kStages - 1; ++ahead) bring_tile(ahead);
+  for (std::int64_t i = 0; i < count; ++i) {
     asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
     __syncthreads();
-    const int stage = static_cast<int>((tile - begin) % kStages);
-    if (tile + kStages - 1 < end)
-      bring(tiles, static_cast<int>((tile - begin + kStages - 1) % kStages), tile + kStages - 1, p, head);
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    const int stage = static_cast<int>(i % kStages),
+              tile_begin = static_cast<int>(begin + i * tile_step) * kTile;
+    bring_tile(i + kStages - 1);
 #pragma unroll 1
     for (int column = 0; column < kTile; column += kColumnsAtOnce) {
       float sums[kParts][2][4] = {};
@@ -219,7 +313,7 @@ __global__ __launch_bounds__(kThreads,
                             *reinterpret_cast<const float4*>(&tiles.columns[stage][own + 8])};
 #pragma unroll
       for (int part = 0; part < kParts; ++part)
-        outcome[part].take(sums[part], factor[part], static_cast<int>(tile) * kTile + own, of);
+        outcome[part].take(sums[part], factor[part], tile_begin + own, of, p);
     }
   }
 #pragma unroll
@@ -271,6 +365,68 @@ __global__ void sharpness_kernel(const float* partial, int splits, std::int64_t 
   out[i] = sum > 0.0f && isfinite(sharpness) ? sharpness : 0.0f;
 }
 
+/// least[row] = the k-th largest of a row's group maxima: k scores or more reach it. One warp a row.
+__global__ void least_kernel(const float* partial, int splits, std::int64_t rows, std::int64_t all, int k,
+                             float* least, std::int32_t* counts) {
+  constexpr int kMostOfLane = kMostSplits * kGroupsOfShare / 32;
+  const std::int64_t at = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32, values = splits * kGroupsOfShare;
+  if (at >= all) return;
+  const float* const first = partial + (at / rows * splits * rows + at % rows) * kGroupsOfShare;
+  unsigned own[kMostOfLane];
+#pragma unroll
+  for (int i = 0; i < kMostOfLane; ++i) {
+    const int value = i * 32 + lane;
+    own[i] = value < values
+                 ? ordered(first[value / kGroupsOfShare * rows * kGroupsOfShare + value % kGroupsOfShare])
+                 : 0;
+  }
+  unsigned reached = 0;  // by k of them
+  for (unsigned bit = 0x80000000u; bit != 0; bit >>= 1) {
+    int count = 0;
+#pragma unroll
+    for (int i = 0; i < kMostOfLane; ++i) count += own[i] >= (reached | bit) ? 1 : 0;
+    if (__reduce_add_sync(~0u, count) >= k) reached |= bit;
+  }
+  if (lane != 0) return;
+  least[at] = __uint_as_float((reached & 0x80000000u) != 0 ? reached & 0x7fffffffu : ~reached);
+  counts[at] = 0;
+}
+
+/// The k largest of what a row found, in their order; -1 in front where it found too few or too many.
+__global__ void best_kernel(KeysAbove above, int k, std::int32_t* keys /*[rows, k]*/) {
+  constexpr int kRoom = KeysAbove::kRoom;
+  __shared__ std::uint64_t found[kRoom];
+  const std::int64_t row = blockIdx.x;
+  const int count = above.counts[row];
+  if (count < k || count > kRoom) {
+    if (threadIdx.x == 0) keys[row * k] = -1;
+    return;
+  }
+  int room = 32;  // a power of two
+  while (room < count) room *= 2;
+  for (int i = static_cast<int>(threadIdx.x); i < room; i += static_cast<int>(blockDim.x))
+    found[i] = i < count ? above.found[row * kRoom + i] : 0;
+  for (int size = 2; size <= room; size *= 2) {
+    for (int gap = size / 2; gap > 0; gap /= 2) {
+      __syncthreads();
+      for (int i = static_cast<int>(threadIdx.x); i < room / 2; i += static_cast<int>(blockDim.x)) {
+        const int low = 2 * i - i % gap, high = low + gap;
+        const std::uint64_t a = found[low], b = found[high];
+        if ((a < b) == ((low & size) == 0)) found[low] = b, found[high] = a;
+      }
+    }
+  }
+  __syncthreads();
+  for (int i = static_cast<int>(threadIdx.x); i < k; i += static_cast<int>(blockDim.x))
+    keys[row * k + i] = static_cast<std::int32_t>(~static_cast<unsigned>(found[i]));
+}
+
+/// Shares of the keys whose groups suffice for the k-th largest maximum to be near the k-th largest score.
+std::int64_t splits_for(int k) {
+  return std::max<std::int64_t>(kFewestSplits, (2 * std::int64_t{k} + kGroupsOfShare - 1) / kGroupsOfShare);
+}
+
 }  // namespace
 
 int half_width(int width) {
@@ -298,6 +454,22 @@ void softmax_sharpness(const HalfRows& queries, const HalfRows& keys, float scal
                             kSplits, stream);
   Launch(static_cast<unsigned>((all + kThreads - 1) / kThreads), kThreads, 0, stream)(
       sharpness_kernel, partial, static_cast<int>(kSplits), queries.count, all, sharpness);
+}
+
+std::int64_t nearest_keys_floats(const HalfRows& queries, int k) {
+  return queries.heads * queries.count * splits_for(k) * kGroupsOfShare;
+}
+
+void nearest_keys(const HalfRows& queries, const HalfRows& keys, int k, const KeysAbove& scratch,
+                  float* partial, std::int32_t* found, StreamHandle stream) {
+  const std::int64_t rows = queries.heads * queries.count, splits = splits_for(k);
+  if (rows == 0) return;
+  Params p = {.rows = queries, .columns = keys, .partial = partial, .above = scratch};
+  launch_for_width<GroupMaxima>(p, splits, stream);
+  Launch(static_cast<unsigned>((rows * 32 + kThreads - 1) / kThreads), kThreads, 0, stream)(
+      least_kernel, partial, static_cast<int>(splits), queries.count, rows, k, scratch.least, scratch.counts);
+  launch_for_width<Above>(p, splits, stream);
+  Launch(static_cast<unsigned>(rows), kBestThreads, 0, stream)(best_kernel, scratch, k, found);
 }
 
 }  // namespace lode::cuda

@@ -53,7 +53,7 @@ __device__ __forceinline__ void wait_for_fetches() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-/// `kMany`: of many buckets that the input alone scores, whose code would only be in the way of the others'.
+/// `kMany`: for more than 1,024 buckets and no hidden layer; a kernel of its own, so that the others' code stays short.
 template <int kPlanes, int kTiles, int kRanks, bool kMany>
 class BucketProbe {
  public:
