@@ -155,6 +155,16 @@ std::vector<std::vector<KvRows>> checked_layers(const ModelConfig& config, std::
   return layers;
 }
 
+/// A file with other tokens could not be read again.
+void expect_tokens(const ModelConfig& config, const std::vector<TokenId>& tokens) {
+  const auto bad =
+      std::ranges::find_if(tokens, [&](TokenId token) { return token < 0 || token >= config.vocab; });
+  if (bad != tokens.end())
+    throw InputError("from_keys: tokens: expected ids from 0 to " + std::to_string(config.vocab - 1) +
+                     " of this model's vocabulary, found " + std::to_string(*bad) + " at " +
+                     std::to_string(bad - tokens.begin()));
+}
+
 std::shared_ptr<PyDocument> document_of_keys(std::shared_ptr<PyModel> model,
                                              const std::vector<TokenId>& tokens, const std::string& text,
                                              const std::vector<ArrayArgument>& keys,
@@ -168,6 +178,7 @@ std::shared_ptr<PyDocument> document_of_keys(std::shared_ptr<PyModel> model,
         "load() it with this model");
   check_room("from_keys", max_tokens);
   if (keys.size() != values.size()) throw InputError("from_keys: expected as many values as keys");
+  expect_tokens(model->model->config(), tokens);
   std::vector<Array> k, v;
   for (const ArrayArgument& array : keys) k.push_back(array_of(array, "keys"));
   for (const ArrayArgument& array : values) v.push_back(array_of(array, "values"));

@@ -190,6 +190,11 @@ def test_keys_go_out_without_a_copy_and_come_back_as_a_document(model, document)
         lodestone.Document.from_keys(model, document.token_ids, keys[:1], values[:1])
     with pytest.raises(lodestone.InputError, match="in layer 0"):
         lodestone.Document.from_keys(model, document.token_ids[:-1], keys, values)
+    vocab = max(document.token_ids) + 1_000_000
+    for token in (-1, vocab):
+        with pytest.raises(lodestone.InputError, match=rf"expected ids from 0 to \d+ .*, found {token} at 1"):
+            lodestone.Document.from_keys(
+                model, [document.token_ids[0], token, *document.token_ids[2:]], keys, values)
     with pytest.raises(lodestone.InputError, match="layer below"):
         document.kv(99)
 

@@ -75,6 +75,7 @@ void MeasurementRunner::plan_questions(const SuiteRun& run) {
         group->questions = run.questions;
         group->seed = run.seed;
       }
+      group->timed = group->timed || std::ranges::find(run.show, Show::score_time) != run.show.end();
       group->count = std::max(group->count, samples_at(run, length));
       if (group->task == kMixed) group->contexts = std::max(group->contexts, shared_texts(run, length));
       for (const Protocol& protocol : run.protocols) {
@@ -124,7 +125,7 @@ void MeasurementRunner::plan_answers(std::vector<Part>& parts) {
     const auto w = std::make_shared<Work>();
     w->options.context = options_.context;
     w->options.chat = options_.chat;
-    w->options.together = 1;  // charts show the time of a question alone
+    if (group->timed) w->options.together = 1;  // the time of a question alone
     w->options.wanted = [&group = *group](const Sample& s, const NamedSpec& spec, const Protocol& p) {
       return group.asks(s, spec, p);
     };

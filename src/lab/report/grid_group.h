@@ -24,6 +24,7 @@ struct MeasurementRunner::Group {
   std::int64_t length = 0, questions = 0;
   std::uint64_t seed = 0;
   std::int64_t count = 0, contexts = 0;  ///< to make
+  bool timed = false;                    ///< whether a chart shows the time of a question
   std::vector<Sample> samples;
   /// Of a sample: which one of its task it is, and of which context.
   struct Place {

@@ -520,19 +520,34 @@ std::string_view name_of(DatasetFormat format) {
 namespace {
 
 /// The format of the first line that has the fields of one, or, where none has, what is wrong with the first that is JSON.
+/// The format of one sample; none of a bad one, of which the first fault is kept.
+std::optional<DatasetFormat> detected(const Json& sample, const std::string& where,
+                                      std::optional<InputError>& fault) {
+  try {
+    return detect(sample, where);
+  } catch (const InputError& error) {
+    if (!fault) fault = error;
+    return std::nullopt;
+  }
+}
+
 DatasetFormat detect_by_lines(std::string_view text, const std::string& name) {
   std::optional<DatasetFormat> found;
   std::optional<InputError> fault;
   for_each_line(text, name, [&](std::string_view line, const std::string& where) {
-    if (found || !Json::accept(line)) return;
-    try {
-      found = detect(parse_json(line, where), where);
-    } catch (const InputError& error) {
-      if (!fault) fault = error;
-    }
+    if (!found && Json::accept(line)) found = detected(parse_json(line, where), where, fault);
   });
   if (!found && fault) throw InputError(*fault);
   return found.value_or(DatasetFormat::own);  // whose reader says what is wrong
+}
+
+DatasetFormat detect_by_items(const Json& list, const std::string& name) {
+  std::optional<DatasetFormat> found;
+  std::optional<InputError> fault;
+  for (std::size_t i = 0; i < list.size() && !found; ++i)
+    found = detected(list[i], fmt::format("{} item {}", name, i + 1), fault);
+  if (!found && fault) throw InputError(*fault);
+  return found ? *found : detect(Json(), name + " item 1");  // says what an item is
 }
 
 DatasetFormat detect_by_text(std::string_view text, const std::string& name) {
@@ -540,8 +555,7 @@ DatasetFormat detect_by_text(std::string_view text, const std::string& name) {
   if (first == std::string_view::npos)
     throw InputError(name + ": expected one sample a line, found an empty file");
   if (text[first] == '[') {
-    const Json list = parse_json(text.substr(first), name);
-    return detect(list.empty() ? Json() : list.front(), name + " item 1");
+    return detect_by_items(parse_json(text.substr(first), name), name);
   }
   // A file of one object over several lines is a needle's; others have an object a line.
   const std::string_view line = text.substr(first, text.find('\n', first) - first);

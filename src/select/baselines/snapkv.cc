@@ -155,6 +155,7 @@ void SnapKv::choose_by_prompt(std::int32_t id, KvLayer kv, KvLayer tail) {
   prompt.kept.version = ++versions_;
   prompt.end = end;
   prompt.complete = true;
+  prompt.queries = ObservedQueries(options_.window);  // nobody votes again
 }
 
 KeptKeys SnapKv::chosen(std::span<const ObservedQueries* const> observed, KvLayer kv, KvLayer tail,
