@@ -226,6 +226,10 @@ TEST(Suite, PresetsKeepTheirPapersSinkAndWindow) {
   EXPECT_EQ(probed.dense.window, 127) << "a probe gives all methods one";
   EXPECT_EQ(probed.dense_layers, 1);
   EXPECT_EQ(with_dense("saap:probes=8", dense, RunKind::eval), "saap:probes=8," + dense);
+  const std::string squeezed = with_dense("squeezed:sparsity=0.7", dense, RunKind::eval);
+  EXPECT_TRUE(parse_spec(squeezed).dense.from_context) << "its window is the text's end";
+  EXPECT_EQ(parse_spec(squeezed).dense_layers, 0);
+  EXPECT_EQ(parse_spec(with_dense("squeezed", dense, RunKind::probe)).dense.window, 127);
 }
 
 /// Shipped suites, of a whole report and of a quick one, on a CPU and on a GPU.

@@ -135,8 +135,10 @@ class RunReader {
   /// A spec that nobody can run is found before anything is measured; whether this model can, a grid knows.
   void read_methods(SuiteRun& run) {
     for (const std::string& label : required("methods")) {
-      run.methods.push_back({label, with_dense(label, run.dense, run.kind)});
-      naming(where_of_methods() + ": 'methods'", [&] { parse_spec(run.methods.back().spec); });
+      naming(where_of_methods() + ": 'methods'", [&] {
+        run.methods.push_back({label, with_dense(label, run.dense, run.kind)});
+        parse_spec(run.methods.back().spec);
+      });
     }
   }
 
@@ -275,17 +277,20 @@ std::string with_dense(std::string_view spec, std::string_view dense, RunKind ki
   std::string given = spec.size() > name.size() ? std::string(spec.substr(name.size() + 1)) : "";
   const std::string before = "," + given;
   const bool preset = before.find(",preset=") != std::string::npos,
-             alike = kind == RunKind::probe || kind == RunKind::recall;
+             alike = kind == RunKind::probe || kind == RunKind::recall,
+             // The text's end, which does not slide.
+      own_window = kind == RunKind::eval && find_method(name).dense.from_context;
   for (std::size_t at = 0; at <= dense.size();) {
     const std::size_t comma = std::min(dense.find(',', at), dense.size());
     const std::string_view pair = dense.substr(at, comma - at);
     const std::string key = "," + std::string(pair.substr(0, pair.find('='))) + "=";
-    const bool keeps = preset && (!alike || key == ",dense_layers=");
+    const bool layers = key == ",dense_layers=";
+    const bool keeps = (preset && (!alike || layers)) || (own_window && !layers);
     if (!keeps && before.find(key) == std::string::npos)
       given += (given.empty() ? "" : ",") + std::string(pair);
     at = comma + 1;
   }
-  return fmt::format("{}:{}", name, given);
+  return given.empty() ? std::string(name) : fmt::format("{}:{}", name, given);
 }
 
 Suite parse_suite(std::string_view text, std::string_view where, std::string_view name, bool quick,

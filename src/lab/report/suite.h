@@ -116,7 +116,8 @@ void naming(const std::string& where, const std::function<void()>& body);
 std::int64_t parse_length(std::string_view text, std::string_view where);
 
 /// The spec with `dense` keys where it has none of its own; `full` stays as it is. A preset is a paper's, sink, window and exact
-/// layers included: it keeps them, but for the sink and window of runs that give all methods the same.
+/// layers included: it keeps them, but for the sink and window of runs that give all methods the same. In scores a method
+/// whose window is the text's end (`squeezed`) keeps its own, too.
 std::string with_dense(std::string_view spec, std::string_view dense, RunKind kind);
 
 }  // namespace lode
