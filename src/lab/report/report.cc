@@ -118,11 +118,9 @@ void write_effort(const MeasurementRunner& grid, Page& page) {
   page.heading(2, "What it took");
   const double threads = static_cast<double>(grid.model().pool().size());
   page.paragraph(fmt::format(
-      "{:.1f} minutes on the clock and {:.1f} minutes of processors. {} threads that have their processors "
-      "to "
-      "themselves take about {:.1f} minutes for as much, for nearly all of the work is spread over them. {}",
-      sum.wall / 60, sum.processor / 60, threads, sum.processor / 60 / threads,
-      busy_warning(sum.others_share())));
+      "{:.1f} minutes on the clock and {:.1f} minutes of processors: about {:.1f} minutes where "
+      "nothing else runs. {}",
+      sum.wall / 60, sum.processor / 60, sum.processor / 60 / threads, busy_warning(sum.others_share())));
   std::vector<std::vector<std::string>> rows;
   for (const auto& [name, effort] : parts)
     rows.push_back({name, fmt::format("{:.1f}", effort.wall), fmt::format("{:.1f}", effort.processor),
@@ -186,7 +184,7 @@ Page make_report(const MeasurementRunner& grid, std::span<const Suite> suites, c
   write_front(grid, suites, provenance, page);
   for (const Suite* suite : ordered) {
     page.heading(2, suite->title, suite->name);
-    if (!suite->source.empty()) page.paragraph("After " + suite->source + ".");
+    if (!suite->source.empty()) page.paragraph("Follows " + suite->source + ".");
     page.paragraph(suite->note);
     int figures = 0;
     const auto section_of = [&](const SuiteRun& run) {

@@ -396,7 +396,8 @@ void write_eval(const Section& s) {
     for (const std::int64_t length : lengths) {
       const std::vector<MethodScore> scores = scores_of(s, report, length);
       const std::string what = fmt::format("{}, {}", at_length(length), protocol.str());
-      const std::string dense = s.run.dense.empty() ? "" : "; dense parts " + s.run.dense;
+      const std::string dense =
+          s.run.dense.empty() ? "" : "; " + s.run.dense + " for methods and presets without their own";
       if (s.shows(Show::table))
         score_table(s, scores, protocol, length, fmt::format("Scores in percent at {}{}.", what, dense));
       if (s.shows(Show::score_density)) score_chart(s, scores, what, &MethodScore::density, bytes);
