@@ -13,7 +13,8 @@ class GraphDevice;
 /// projected onto the keys. Keys and queries in a KeySpace, `coded` the same keys in int8. All must be
 /// finite, and where there are keys there must be queries. `tune` only where the queries are like those that
 /// will be asked: then links are suited to their walks (ann/graph/tune.h), unless the keys are few. The same
-/// for any number of threads. `device` finds nearest keys and walks, null: the host's cores do. Polls check_cancel.
+/// for any number of threads. `device` takes the steps that it can (ann/graph/graph_device.h); null: the host's cores
+/// do all. Polls check_cancel.
 KeyGraph build_graph(Matrix<const float> keys /*[n, m], dense*/,
                      Matrix<const float> queries /*[q, m], dense*/, const BeamKeys& coded, int degree,
                      ThreadPool& pool, bool tune = true, GraphDevice* device = nullptr);

@@ -14,6 +14,7 @@
 #include "base/out_of_memory.h"
 #include "gpu/index/cluster_scorer.h"
 #include "gpu/index/device_links.h"
+#include "gpu/index/device_memory.h"
 #include "gpu/index/device_walks.h"
 #include "gpu/index/lloyd.h"
 #include "gpu/index/nearest_rows.h"
@@ -33,22 +34,6 @@ constexpr std::int64_t kMostBytes = std::int64_t{2} << 30;  // of what is cluste
 constexpr int kSampleRounds = 10;                           // ann/kmeans.h
 constexpr int kRounds = 12;      // over all keys: tighter than what the host's two steps give
 constexpr int kCellRounds = 20;  // ann/partition.cc
-
-template <class T>
-std::vector<T> downloaded(const T* from, std::int64_t count, const cuda::Stream& stream) {
-  std::vector<T> to(static_cast<std::size_t>(count));
-  cuda::copy(to.data(), from, count * std::int64_t{sizeof(T)}, stream.get());
-  stream.synchronize();
-  return to;
-}
-
-template <class T>
-void upload(void* to, std::span<const T> from, const cuda::Stream& stream) {
-  cuda::copy(to, from.data(), std::ssize(from) * std::int64_t{sizeof(T)}, stream.get());
-}
-
-// Wider heads need more shared memory than GPUs of compute 8.6, 8.9 and 12.0 have.
-constexpr int kWidestEverywhere = 128;
 
 class KeysOfContext final : public DeviceKeys {
  public:

@@ -7,6 +7,7 @@
 
 #include "ann/graph/build.h"
 #include "base/cancel.h"
+#include "gpu/index/device_memory.h"
 #include "kernels/cuda/device/caller.h"
 #include "kernels/cuda/device/per_device.h"
 #include "kernels/cuda/graph/links.h"
@@ -17,8 +18,6 @@ namespace lode {
 namespace {
 
 constexpr std::int64_t kWord = 4;
-// Wider keys need more shared memory than GPUs of compute 8.6, 8.9 and 12.0 have.
-constexpr std::int64_t kWidestEverywhere = 128;
 
 constexpr std::size_t at(std::int64_t i) {
   return static_cast<std::size_t>(i);
@@ -48,8 +47,8 @@ class DeviceLinks final : public GraphLinker {
         rows_(count_ * degree * kWord, kWhat),
         asking_(count_ * kWord, kWhat),
         asked_(count_ * candidates_for(degree) * kWord, kWhat) {
-    send(keys_, std::span(keys.data, at(count_ * width_)));
-    send(nearest_, nearest);
+    upload(keys_.as<void>(), std::span(keys.data, at(count_ * width_)), stream_);
+    upload(nearest_.as<void>(), nearest, stream_);
     listed_ = std::ssize(nearest);
     cuda::square_rows(keys_.as<float>(), count_, width_, squares_.as<float>(), stream_.get());
   }
@@ -73,8 +72,8 @@ class DeviceLinks final : public GraphLinker {
     LODE_ASSERT(each <= candidates_for(degree_) && std::ssize(near) == std::ssize(nodes) * each);
     check_cancel();
     const cuda::OnDevice here(device_);
-    send(asking_, nodes);
-    send(asked_, near);
+    upload(asking_.as<void>(), nodes, stream_);
+    upload(asked_.as<void>(), near, stream_);
     cuda::fill(forward_.as<void>(), 0xff, forward_.bytes(), stream_.get());  // -1
     cuda::link_near(keys(), asking_.as<std::int32_t>(), std::ssize(nodes), asked_.as<std::int32_t>(),
                     static_cast<int>(each), forward_width_, forward_.as<std::int32_t>(), stream_.get());
@@ -95,30 +94,18 @@ class DeviceLinks final : public GraphLinker {
   void divide(const std::int32_t* keys, std::int64_t count) {
     cuda::fill(next_.as<void>(), 0, next_.bytes(), stream_.get());
     cuda::count_keys(keys, count, next_.as<std::int32_t>(), stream_.get());
-    std::vector<std::int32_t> first = received(next_, count_ + 1);
+    std::vector<std::int32_t> first = downloaded(next_.as<std::int32_t>(), count_ + 1, stream_);
     std::exclusive_scan(first.begin(), first.end(), first.begin(), 0);
-    send(first_, std::span<const std::int32_t>(first));
-    send(next_, std::span<const std::int32_t>(first));
+    upload<std::int32_t>(first_.as<void>(), first, stream_);
+    upload<std::int32_t>(next_.as<void>(), first, stream_);
   }
   std::vector<Node> with_links_back() {
     divide(forward_.as<std::int32_t>(), count_ * forward_width_);
     cuda::links_by_target(forward_.as<std::int32_t>(), count_, forward_width_, by_key(),
                           next_.as<std::int32_t>(), stream_.get());
     cuda::add_links_back(keys(), by_key(), degree_, rows_.as<std::int32_t>(), stream_.get());
-    return received(rows_, count_ * degree_);
+    return downloaded(rows_.as<Node>(), count_ * degree_, stream_);
   }
-  template <class T>
-  void send(const cuda::Buffer& to, std::span<const T> from) {
-    cuda::copy(to.as<void>(), from.data(), static_cast<std::int64_t>(from.size_bytes()), stream_.get());
-    stream_.synchronize();  // what it comes from may go
-  }
-  std::vector<std::int32_t> received(const cuda::Buffer& from, std::int64_t count) {
-    std::vector<std::int32_t> to(at(count));
-    cuda::copy(to.data(), from.as<void>(), count * kWord, stream_.get());
-    stream_.synchronize();
-    return to;
-  }
-
   std::shared_ptr<void> held_;  ///< counts the memory until it is given back
   std::int64_t count_, listed_ = 0;
   int width_, degree_, forward_width_, each_;

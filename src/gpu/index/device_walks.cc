@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/cancel.h"
+#include "gpu/index/device_memory.h"
 #include "kernels/cuda/device/caller.h"
 #include "kernels/cuda/device/per_device.h"
 #include "kernels/cuda/graph/walks.h"
@@ -44,10 +45,11 @@ class DeviceWalks final : public QueryWalks {
         visits_(nodes_ * kWord, kWhat),
         uses_(nodes_ * degree_ * kWord, kWhat),
         found_(of.queries.rows * std::int64_t{sizeof(std::uint64_t)}, kWhat) {
-    send(rows_, std::span(keys.rows.data, static_cast<std::size_t>(nodes_ * keys.rows.stride)));
-    send(squares_, std::span(keys.squares, static_cast<std::size_t>(nodes_)));
-    send(codes_, std::span<const std::int8_t>(coded(of.queries)));
-    send(wanted_, of.nearest);
+    upload(rows_.as<void>(), std::span(keys.rows.data, static_cast<std::size_t>(nodes_ * keys.rows.stride)),
+           stream_);
+    upload(squares_.as<void>(), std::span(keys.squares, static_cast<std::size_t>(nodes_)), stream_);
+    upload(codes_.as<void>(), std::span<const std::int8_t>(coded(of.queries)), stream_);
+    upload(wanted_.as<void>(), of.nearest, stream_);
     graph_ = {.nodes = nodes_,
               .degree = degree_,
               .links = links_.as<std::uint32_t>(),
@@ -67,8 +69,8 @@ class DeviceWalks final : public QueryWalks {
     LODE_ASSERT(graph.nodes() == nodes_ && graph.degree() == degree_);
     check_cancel();
     const cuda::OnDevice here(device_);
-    send(links_, graph.rows());
-    send(entries_, graph.entries());
+    upload(links_.as<void>(), graph.rows(), stream_);
+    upload(entries_.as<void>(), graph.entries(), stream_);
     graph_.entry_count = static_cast<int>(graph.entries().size());
   }
 
@@ -81,36 +83,30 @@ class DeviceWalks final : public QueryWalks {
     cuda::fill(uses_.as<void>(), 0, uses_.bytes(), stream_.get());
     cuda::watch_walks(graph_, queries_, static_cast<int>(beam), visits_.as<std::uint32_t>(),
                       uses_.as<std::uint32_t>(), stream_.get());
-    visits.resize(static_cast<std::size_t>(nodes_));
-    uses.resize(static_cast<std::size_t>(nodes_ * degree_));
-    receive(visits_, visits);
-    receive(uses_, uses);
+    visits = downloaded(visits_.as<std::uint32_t>(), nodes_, stream_);
+    uses = downloaded(uses_.as<std::uint32_t>(), nodes_ * degree_, stream_);
   }
 
   std::vector<std::uint64_t> found(std::int64_t beam) override {
     check_cancel();
     const cuda::OnDevice here(device_);
-    std::vector<std::uint64_t> found(static_cast<std::size_t>(queries_.count));
     cuda::found_by_walks(graph_, queries_, static_cast<int>(beam), found_.as<std::uint64_t>(), stream_.get());
-    receive(found_, found);
-    return found;
+    return downloaded(found_.as<std::uint64_t>(), queries_.count, stream_);
   }
 
   std::vector<Node> best(std::int64_t beam, std::int64_t keep) override {
     LODE_ASSERT(keep <= kKeep && beam <= keep);
     check_cancel();
     const cuda::OnDevice here(device_);
-    std::vector<Node> best(static_cast<std::size_t>(queries_.count * keep));
     cuda::best_by_walks(graph_, queries_, static_cast<int>(beam), static_cast<int>(keep),
                         results_.as<std::int32_t>(), stream_.get());
-    receive(results_, best);
-    return best;
+    return downloaded(results_.as<Node>(), queries_.count * keep, stream_);
   }
 
   std::vector<Node> offers(std::span<const std::uint64_t> found, std::span<const MissedKey> missed) override {
     const cuda::OnDevice here(device_);
     std::vector<Node> offers(missed.size() * kOffers);
-    send(found_, found);
+    upload(found_.as<void>(), found, stream_);
     auto* const asked = results_.as<cuda::MissedKey>();
     auto* const told = reinterpret_cast<std::int32_t*>(asked + kMissedAtOnce);
     for (std::int64_t first = 0; first < std::ssize(missed); first += kMissedAtOnce) {
@@ -147,21 +143,6 @@ class DeviceWalks final : public QueryWalks {
     }
     return codes;
   }
-  template <class T>
-  void send(const cuda::Buffer& to, std::span<const T> from) {
-    cuda::copy(to.as<void>(), from.data(), static_cast<std::int64_t>(from.size_bytes()), stream_.get());
-    stream_.synchronize();  // what it comes from may go
-  }
-  template <class T>
-  void receive(const cuda::Buffer& from, std::vector<T>& to) {
-    receive(from, std::span(to));
-  }
-  template <class T>
-  void receive(const cuda::Buffer& from, std::span<T> to) {
-    cuda::copy(to.data(), from.as<void>(), static_cast<std::int64_t>(to.size_bytes()), stream_.get());
-    stream_.synchronize();
-  }
-
   std::shared_ptr<void> held_;  ///< counts the memory until it is given back
   std::int64_t nodes_;
   int degree_, numbers_;

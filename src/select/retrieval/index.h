@@ -51,8 +51,8 @@ class RetrievalIndex {
   static KeySpace space_for(const Shape& shape, const KvRows& kv, Position end,
                             const std::vector<float>& queries);
   /// Over the keys [begin, end). queries [graphs][q, d]: of whom each graph is made; may be empty. What
-  /// `goal` takes is found with some of them, of which the graph is not made. `device` finds nearest
-  /// keys and walks.
+  /// `goal` takes is found with some of them, of which the graph is not made. `device` helps to
+  /// build them.
   RetrievalIndex(const Shape& shape, const KvRows& kv, Position end, KeySpace space,
                  const std::vector<std::vector<float>>& queries, const Goal& goal, ThreadPool& pool,
                  GraphDevice& device);

@@ -3,6 +3,7 @@
 // distance; the nearest one is kept, all threads see whether it occludes theirs, and so on.
 #include "kernels/cuda/device/kernel_settings.h"
 #include "kernels/cuda/device/launch.cuh"
+#include "kernels/cuda/device/ordered.cuh"
 #include "kernels/cuda/graph/links.h"
 
 namespace lode::cuda {
@@ -15,11 +16,6 @@ constexpr int kCounterRoom = 4096, kMostListed = kListsPerKey * kMostOfList;
 static_assert(2 * kMostListed <= kCounterRoom);
 
 using Order = std::uint64_t;  // [order of a number | who]
-
-__device__ __forceinline__ unsigned ordered(float x) {
-  const unsigned bits = __float_as_uint(x);
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
 
 /// What a block knows of its candidates. Rows follow in dynamic shared memory.
 struct Candidates {

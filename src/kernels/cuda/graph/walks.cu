@@ -5,6 +5,7 @@
 // more than it keeps.
 #include "kernels/cuda/device/kernel_settings.h"
 #include "kernels/cuda/device/launch.cuh"
+#include "kernels/cuda/device/ordered.cuh"
 #include "kernels/cuda/graph/walks.h"
 
 namespace lode::cuda {
@@ -23,11 +24,6 @@ struct Walk {
   int collected[kThreads], chosen[kTogether];
   int best_count, fresh_count, collected_count, chosen_count;
 };
-
-__device__ __forceinline__ unsigned ordered(float x) {
-  const unsigned bits = __float_as_uint(x);
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
 
 __device__ __forceinline__ int node_of(Entry entry) {
   return static_cast<int>(static_cast<unsigned>(entry) >> 1);

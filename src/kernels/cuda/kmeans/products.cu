@@ -8,6 +8,7 @@
 #include "kernels/cuda/device/kernel_settings.h"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/matrix.cuh"
+#include "kernels/cuda/device/ordered.cuh"
 #include "kernels/cuda/kmeans/kmeans.h"
 
 namespace lode::cuda {
@@ -30,12 +31,6 @@ struct Params {
   float* partial = nullptr;  // [H, splits, rows, 3]; of GroupMaxima [H, splits, rows, 16]
   KeysAbove above;
 };
-
-/// A number as an integer of the same order.
-__device__ __forceinline__ unsigned ordered(float x) {
-  const unsigned bits = __float_as_uint(x);
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
 
 /// Columns' factor and bias; -inf for those behind the last.
 struct Column {

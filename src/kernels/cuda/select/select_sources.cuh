@@ -6,16 +6,10 @@
 #include <algorithm>
 
 #include "kernels/cuda/device/load.cuh"
+#include "kernels/cuda/device/ordered.cuh"
 #include "kernels/cuda/select/select.h"
 
 namespace lode::cuda::selection {
-
-/// Rises with x; -0 as 0; NaN gives 0.
-__device__ __forceinline__ unsigned ordered(float x) {
-  if (x != x) return 0;
-  const unsigned bits = __float_as_uint(x + 0.0f);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
 
 struct Job {
   std::int64_t n = 0, capacity = 0;
