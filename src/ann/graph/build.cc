@@ -234,11 +234,11 @@ void Builder::link_unlisted(std::vector<Node>& rows) {
   std::vector<Node> unlisted;
   for (Node node = 0; node < keys_.rows; ++node)
     if (listed(node) == 0) unlisted.push_back(node);
-  if (unlisted.empty()) return;
   const std::int64_t each = candidates_for(degree_);
-  const std::vector<Node> near = near_by_walks(unlisted, rows, each);
+  std::vector<Node> near;
+  if (!unlisted.empty()) near = near_by_walks(unlisted, rows, each);
   if (linker_ != nullptr) {
-    rows = linker_->link_near(unlisted, near, each);
+    if (!unlisted.empty()) rows = linker_->link_near(unlisted, near, each);
     return;
   }
   Lists found(links_.size());
@@ -249,7 +249,7 @@ void Builder::link_unlisted(std::vector<Node>& rows) {
     found[at(unlisted[at(i)])] = pruned(unlisted[at(i)], own.first(at(count)), forward_, false);
   });
   for (const Node node : unlisted) links_[at(node)] = found[at(node)];
-  add_reverse(found);
+  add_reverse(found);  // which also puts the links of the others in order
   rows = rows_of(links_);
 }
 
