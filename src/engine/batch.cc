@@ -226,6 +226,24 @@ void BatchRunner::run_together(std::span<BatchRow* const> rows) {
   finish(order, logits_);
 }
 
+namespace {
+
+std::shared_ptr<const GpuModel> gpu_model_of(const Context::Impl& context) {
+  return context.model->impl().gpu_model(context.options.gpu_memory,
+                                         {.devices = context.options.gpus, .sum = context.options.gpu_sum});
+}
+
+}  // namespace
+
+bool asked_together(const Context::Impl& document, MethodId method) {
+  if (document.gpu == nullptr) return true;
+  if (document.gpu->keys_on_host() ||
+      !why_no_gpu_batch(*gpu_model_of(document), document.options.kv_type).empty())
+    return false;
+  return method == kDense ||
+         document.gpu->chooses(document.methods.at(static_cast<std::size_t>(method)).selectors);
+}
+
 ModelOnGpu put_on_gpu(const Model& model, DType kv_type) {
   ModelOnGpu there = {.model = model.impl().gpu_model(0)};
   const std::int64_t before = gpu_info().free_bytes;
@@ -240,9 +258,7 @@ GpuBatch& BatchRunner::gpu_batch(const Sequence& sequence) {
   if (batch == nullptr) {
     const std::int64_t bytes = tail_bytes_ > 0 ? tail_bytes_ : gpu_info().free_bytes / 2;
     batch = make_gpu_batch(
-        model_->config(),
-        model_->impl().gpu_model(document.options.gpu_memory,
-                                 {.devices = document.options.gpus, .sum = document.options.gpu_sum}),
+        model_->config(), gpu_model_of(document),
         {.kv_type = document.options.kv_type, .tail_tokens = bytes / document.kv.shape().token_bytes()});
   }
   return *batch;

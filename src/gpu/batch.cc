@@ -42,17 +42,22 @@ CudaContext& on_gpu(GpuContext& context) {
 
 }  // namespace
 
+std::string why_no_gpu_batch(const GpuModel& model, DType kv_type) {
+  if (kv_type != DType::f32 && kv_type != DType::f16 && kv_type != DType::bf16)
+    return fmt::format(
+        "questions asked together on a GPU: expected keys and values in f32, f16 or bf16, found {}",
+        name_of(kv_type));
+  if (model.gpus() > 1)
+    return fmt::format(
+        "questions asked together on a GPU: expected one GPU, found {} that share the model or "
+        "the text: leave out --tensor-parallel and --context-parallel",
+        model.gpus());
+  return {};
+}
+
 std::unique_ptr<GpuBatch> make_gpu_batch(const ModelConfig& config, std::shared_ptr<const GpuModel> model,
                                          const GpuBatchOptions& options) {
-  if (options.kv_type != DType::f32 && options.kv_type != DType::f16 && options.kv_type != DType::bf16)
-    throw InputError(fmt::format(
-        "questions asked together on a GPU: expected keys and values in f32, f16 or bf16, found {}",
-        name_of(options.kv_type)));
-  if (model->gpus() > 1)
-    throw InputError(
-        fmt::format("questions asked together on a GPU: expected one GPU, found {} that share the model or "
-                    "the text: leave out --tensor-parallel and --context-parallel",
-                    model->gpus()));
+  if (const std::string why = why_no_gpu_batch(*model, options.kv_type); !why.empty()) throw InputError(why);
   return std::make_unique<CudaBatch>(config, std::dynamic_pointer_cast<const CudaModel>(model), options);
 }
 
@@ -157,8 +162,11 @@ std::vector<CudaBatch::Token> CudaBatch::tokens_of(const GpuBatchRow& row, float
                    .seam = seam,
                    .document = &document};
     const std::int64_t behind = std::min<std::int64_t>(token.position + 1 - row.dense.window, row.far_limit);
-    token.far_end = whole_blocks(std::clamp<std::int64_t>(behind, 0, seam));
-    if (method != nullptr && token.far_end > row.dense.sink) token.method = method;
+    const std::int64_t far_end = std::clamp<std::int64_t>(behind, 0, seam);
+    token.far_end = row.dense.from_context ? std::min(whole_blocks(far_end + kBlockTokens - 1), seam)
+                                           : whole_blocks(far_end);
+    token.index_end = std::min(far_end, token.far_end);
+    if (method != nullptr && token.index_end > row.dense.sink) token.method = method;
     const bool last = t + 1 == row.tokens.size();
     if (row.largest != nullptr && row.phase == Phase::generation && row.tokens.size() == 1) {
       token.largest = row.largest;
@@ -880,10 +888,11 @@ void CudaBatch::count_sparse(const Pass& pass, const Group& group, int layer) co
                              .kv_heads = config_.kv_heads,
                              .token = selector.counted_token(t),
                              .position = token.far_end + token.row->dense.window - 1};
-    const std::int64_t far = token.far_end - token.row->dense.sink;
+    const std::int64_t far = token.index_end - token.row->dense.sink;
     std::int64_t all_chosen = 0;
     for (const int head : heads) {
-      const std::int64_t chosen = std::min(far, selector.listed(of, head));
+      const std::int64_t always = token.far_end - token.index_end;
+      const std::int64_t chosen = std::min(far, selector.listed(of, head) - always);
       all_chosen += selector.listed(of, head);
       work.attend += work_of(token.position + 1, far, chosen, token_bytes);
     }

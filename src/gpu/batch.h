@@ -8,7 +8,8 @@
 //   each row's own tail, and the document's end where that is near ──▶ the states are merged
 //
 // A sparse row attends to keys from the last whole block in front of its window on, so that what is near is a
-// plain range, and so is a tail: nothing in it is ever far.
+// plain range, and so is a tail: nothing in it is ever far. An index that ends with the document is chosen from as a
+// whole (LocalWindow::from_context): there near is what follows the next whole block, and keys up to it are listed.
 #pragma once
 
 #include <array>
@@ -46,7 +47,10 @@ class CudaBatch final : public GpuBatch {
     const GpuBatchRow* row = nullptr;
     TokenId id = 0;
     std::int64_t position = 0, seam = 0;
-    std::int64_t far_end = 0;  ///< of a sparse token: keys from here on are near
+    std::int64_t far_end =
+        0;  ///< of a sparse token: keys from here on are near, those in front of it are listed
+    std::int64_t index_end =
+        0;  ///< of a sparse token, at most far_end: keys from here on are always attended to
     CudaContext* document = nullptr;
     GpuMethodState* method = nullptr;  ///< null: full attention
     float* logits = nullptr;           ///< where they go; null: none are wanted

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "gpu/backend.h"
@@ -63,7 +64,10 @@ class GpuBatch {
   virtual void forward(std::span<const GpuBatchRow> rows, std::vector<float>& logits) = 0;
 };
 
-/// InputError when a model has a part that batches on the GPU do not have yet.
+/// Why a batch on the GPU takes no sequences of the model with keys and values of this type; empty = it takes them.
+std::string why_no_gpu_batch(const GpuModel& model, DType kv_type);
+
+/// InputError where why_no_gpu_batch() has a reason.
 std::unique_ptr<GpuBatch> make_gpu_batch(const ModelConfig& config, std::shared_ptr<const GpuModel> model,
                                          const GpuBatchOptions& options);
 

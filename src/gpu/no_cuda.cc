@@ -40,6 +40,10 @@ std::unique_ptr<GpuContext> make_gpu_context(const ModelConfig&, std::shared_ptr
   throw RunError(kWhy);
 }
 
+std::string why_no_gpu_batch(const GpuModel&, DType) {
+  throw RunError(kWhy);
+}
+
 std::unique_ptr<GpuBatch> make_gpu_batch(const ModelConfig&, std::shared_ptr<const GpuModel>,
                                          const GpuBatchOptions&) {
   throw RunError(kWhy);

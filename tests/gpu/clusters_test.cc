@@ -7,10 +7,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 
 #include "engine/context.h"
+#include "engine/document.h"
 #include "gpu/select/selectors.h"
 #include "kernels/cuda/device/device.h"
+#include "lodestone/scheduler.h"
 #include "select/squeezed/cluster_choice.h"
 #include "support/gpu.h"
 
@@ -215,6 +218,48 @@ INSTANTIATE_TEST_SUITE_P(Specs, Clusters,
                                          "squeezed:clusters=10%,sparsity=0.8,spread=off",
                                          "squeezed:clusters=10%,sparsity=0.8,centroids=f16"),
                          [](const auto& info) { return "spec" + std::to_string(info.index); });
+
+/// What the CPU and the GPU make of a question about the same file, asked as branches of the document.
+Answer ask_branch(const std::filesystem::path& path, Device device, std::int64_t question) {
+  const auto document = Document::open(path, pocket(), {.device = device, .max_tokens = 4096});
+  Scheduler scheduler(pocket(), {.max_sequences = 2, .device = device});
+  Request request = {.document = document,
+                     .prompt = story(question),
+                     .attention = document->impl().methods.front(),
+                     .options = {.max_new_tokens = 12, .stop_at_eos = false}};
+  const auto beside = scheduler.submit(request);
+  Answer answer = scheduler.submit(request).result.get();
+  EXPECT_EQ(beside.result.get().generation.tokens, answer.generation.tokens);
+  return answer;
+}
+
+// An index of clusters ends with the document, wherever in a block that is, and is chosen from as a whole.
+TEST(GpuClusters, BranchesLeaveOutWhatTheCpusDoWhereverTheDocumentEnds) {
+  NEEDS_GPU();
+  const auto path =
+      std::filesystem::temp_directory_path() / ("lodestone-ends-" + std::to_string(getpid()) + ".lode");
+  for (const char* const spec :
+       {"squeezed:clusters=10%,sparsity=0.8", "squeezed:levels=2,clusters=10%,sparsity=0.8"}) {
+    for (const std::int64_t tokens : {1252, 1253, 1300, 1315}) {  // the index ends at 1152 = 18 * 64, ...
+      SCOPED_TRACE(std::string(spec) + " " + std::to_string(tokens));
+      Context context(pocket(), {.kv_type = DType::f32, .max_tokens = 4096});
+      context.attach(parse_spec(spec));
+      context.prefill(story(tokens));
+      context.build_indexes();
+      context.save(path, "");
+      for (const std::int64_t question : {1, 30}) {
+        const Answer host = ask_branch(path, Device::cpu, question),
+                     gpu = ask_branch(path, Device::cuda, question);
+        EXPECT_EQ(gpu.generation.tokens, host.generation.tokens) << question;
+        const WorkReport &here = host.generation.work, &there = gpu.generation.work;
+        EXPECT_LT(here.selectivity(), 0.6);
+        EXPECT_NEAR(there.selectivity(), here.selectivity(), 0.01) << question;
+        EXPECT_EQ(there.far_total, here.far_total) << question;
+      }
+    }
+  }
+  std::filesystem::remove(path);
+}
 
 }  // namespace
 }  // namespace lode

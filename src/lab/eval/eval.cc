@@ -13,6 +13,7 @@
 
 #include "base/cancel.h"
 #include "base/text.h"
+#include "engine/batch.h"
 #include "engine/document.h"
 #include "engine/row_order.h"
 #include "engine/running_answer.h"
@@ -32,6 +33,8 @@ namespace {
 
 /// A chat model answers in sentences: room for them, where a sample does not say how much it needs.
 constexpr std::int64_t kChatAnswer = 128;
+/// A GPU's step takes so many times the sequences of one on the host in hardly more time.
+constexpr int kGpuTogether = 4;
 
 /// Samples that share a context, and are all in a chat template or all verbatim, in the order of the file.
 struct SharedContext {
@@ -64,24 +67,46 @@ struct Asked {
   MethodId method;
 };
 
-/// A context that is read and indexed, and answers to questions about it: each is a branch of it, and several are
-/// found at once. On a GPU, whose batch does not audit, and where nothing was read before the questions, they are
-/// found in place, one after another.
+/// Whether answers by a method are found as branches of the context, several at once. A GPU's batch does not audit, and
+/// there a question alone is fastest in place.
+bool branches(const Context& context, const Asked& asked, const EvalOptions& options) {
+  if (context.tokens() == 0) return false;
+  const bool on_gpu = context.options().device == Device::cuda;
+  if (on_gpu && (options.together == 1 || options.context.audit > 0 || options.order_rows)) return false;
+  return asked_together(context.impl(), asked.method);
+}
+
+/// A context that is read and indexed, and answers to questions about it: as branches of it, several at once, or in
+/// place, one after another.
 class Questions {
  public:
   using Found = std::function<void(Answer)>;
 
-  Questions(Context context, const EvalOptions& options) : options_(options), context_(std::move(context)) {
-    if (context_->options().device == Device::cuda || context_->tokens() == 0) return;
+  Questions(Context context, bool branches, const EvalOptions& options)
+      : options_(options), context_(std::move(context)) {
+    if (!branches) return;
     const auto model = context_->impl().model;
+    // On a GPU what it has left bounds the sequences that are in work.
+    const Device device = context_->options().device;
+    const std::int64_t memory = device == Device::cuda ? 0 : std::numeric_limits<std::int64_t>::max();
     document_ = Document::Impl::share(std::move(*context_), {}, {});
     context_.reset();
-    scheduler_.emplace(model, SchedulerOptions{.max_sequences = options.together,
-                                               .memory = std::numeric_limits<std::int64_t>::max()});
+    scheduler_.emplace(
+        model, SchedulerOptions{.max_sequences = together(device), .memory = memory, .device = device});
   }
 
-  /// The prompt, for answers under several methods before which it attends densely.
+  /// The context, of which nothing is asked any more.
+  Context take_back() {
+    finish();
+    if (!document_) return std::move(*context_);
+    scheduler_.reset();
+    return Document::Impl::take_back(std::move(document_));
+  }
+
+  /// The prompt, for answers under several methods before which it attends densely; null where each reads it itself:
+  /// branches on a GPU cannot begin with the tokens of another.
   std::shared_ptr<const ReadPrompt> read(const std::vector<TokenId>& prompt) {
+    if (document_ && document_->impl().parts().gpu != nullptr) return nullptr;
     if (document_) return read_prompt(document_, prompt);
     context_->roll_back(context_->indexed_tokens());
     return read_prompt(context_->impl(), prompt);
@@ -100,6 +125,9 @@ class Questions {
     Ticket<Answer> ticket;
     Found found;
   };
+  int together(Device device) const {
+    return device == Device::cuda ? options_.together * kGpuTogether : options_.together;
+  }
   void take_first() {
     const Waiting first = std::move(waiting_.front());
     waiting_.pop_front();
@@ -134,7 +162,7 @@ void Questions::ask(Request request, const Asked& by, Found found) {
          answer.step_seconds += read_seconds;
          found(std::move(answer));
        }});
-  while (std::ssize(waiting_) > 2 * std::int64_t{options_.together}) take_first();
+  while (std::ssize(waiting_) > 2 * together(document_->impl().parts().options.device)) take_first();
 }
 
 void Questions::give_up() noexcept {
@@ -203,6 +231,9 @@ struct Answering::Impl {
   Prompts encode(const SharedContext& document, const Protocol& protocol) const;
   void answer(const SharedContext& document, std::span<const EvalPass> of,
               const std::function<void(std::int64_t)>& progress) const;
+  void ask_all(Questions& questions, std::span<const Asked> asked, const SharedContext& document,
+               const Prompts& prompts, std::span<const EvalPass> of,
+               const std::function<void(std::int64_t)>& found) const;
   void ask(Questions& questions, std::span<const Asked> asked, const Sample& sample, const Prompts& prompts,
            std::size_t question, const EvalPass& pass, const std::function<void()>& done) const;
   void ask_reader(const SharedContext& document, const Prompts& prompts, const ContextOptions& context,
@@ -354,22 +385,36 @@ void Answering::Impl::answer(const SharedContext& document, std::span<const Eval
   context.build_indexes();
   if (options.order_rows) order_rows(context);
   progress(done);
-  Questions questions(std::move(context), options);
-  try {
-    for (std::size_t q = 0; q < document.samples.size(); ++q) {
-      for (const EvalPass& pass : of) {
-        std::vector<Asked> left;
-        std::copy_if(asked.begin(), asked.end(), std::back_inserter(left),
-                     [&](const Asked& a) { return is_pending(document.samples[q], *a.spec, pass); });
-        const std::int64_t cost = answers_cost(pass.protocol, tokens_of(document), std::ssize(left));
-        ask(questions, left, samples[document.samples[q]], prompts, q, pass,
-            [&, cost] { progress(done += cost); });
-      }
+  const auto in_place = std::stable_partition(asked.begin(), asked.end(),
+                                              [&](const Asked& a) { return branches(context, a, options); });
+  std::optional<Context> read(std::move(context));
+  for (const bool as_branches : {true, false}) {
+    const std::span<const Asked> some = as_branches ? std::span<const Asked>(asked.begin(), in_place)
+                                                    : std::span<const Asked>(in_place, asked.end());
+    if (some.empty()) continue;
+    Questions questions(std::move(*read), as_branches, options);
+    try {
+      ask_all(questions, some, document, prompts, of, [&](std::int64_t cost) { progress(done += cost); });
+      read.emplace(questions.take_back());
+    } catch (...) {
+      questions.give_up();
+      throw;
     }
-    questions.finish();
-  } catch (...) {
-    questions.give_up();
-    throw;
+  }
+}
+
+void Answering::Impl::ask_all(Questions& questions, std::span<const Asked> asked,
+                              const SharedContext& document, const Prompts& prompts,
+                              std::span<const EvalPass> of,
+                              const std::function<void(std::int64_t)>& found) const {
+  for (std::size_t q = 0; q < document.samples.size(); ++q) {
+    for (const EvalPass& pass : of) {
+      std::vector<Asked> left;
+      std::copy_if(asked.begin(), asked.end(), std::back_inserter(left),
+                   [&](const Asked& a) { return is_pending(document.samples[q], *a.spec, pass); });
+      const std::int64_t cost = answers_cost(pass.protocol, tokens_of(document), std::ssize(left));
+      ask(questions, left, samples[document.samples[q]], prompts, q, pass, [found, cost] { found(cost); });
+    }
   }
 }
 
