@@ -162,10 +162,11 @@ std::vector<CudaBatch::Token> CudaBatch::tokens_of(const GpuBatchRow& row, float
                    .seam = seam,
                    .document = &document};
     const std::int64_t behind = std::min<std::int64_t>(token.position + 1 - row.dense.window, row.far_limit);
-    const std::int64_t far_end = std::clamp<std::int64_t>(behind, 0, seam);
-    token.far_end = row.dense.from_context ? std::min(whole_blocks(far_end + kBlockTokens - 1), seam)
-                                           : whole_blocks(far_end);
-    token.index_end = std::min(far_end, token.far_end);
+    const bool as_a_whole = row.dense.from_context;
+    token.far_end =
+        std::clamp<std::int64_t>(whole_blocks(behind + (as_a_whole ? kBlockTokens - 1 : 0)), 0, seam);
+    token.index_end = as_a_whole ? std::clamp<std::int64_t>(behind, 0, token.far_end) : token.far_end;
+    token.select_end = as_a_whole ? std::max(behind, token.far_end) : token.far_end;
     if (method != nullptr && token.index_end > row.dense.sink) token.method = method;
     const bool last = t + 1 == row.tokens.size();
     if (row.largest != nullptr && row.phase == Phase::generation && row.tokens.size() == 1) {
@@ -234,9 +235,10 @@ void CudaBatch::run_wide(std::span<const Token> tokens) {
     const Token& first = tokens[begin];
     std::size_t most = kWideRows;
     if (first.method != nullptr)
-      most = static_cast<std::size_t>(std::clamp<std::int64_t>(
-          first.method->selector->most_tokens(first.far_end + first.row->dense.window - 1, first.row->phase),
-          1, kMostSparseTokens));
+      most = static_cast<std::size_t>(
+          std::clamp<std::int64_t>(first.method->selector->most_tokens(
+                                       first.select_end + first.row->dense.window - 1, first.row->phase),
+                                   1, kMostSparseTokens));
     std::size_t end = begin;
     while (end < tokens.size() && end - begin < most && tokens[end].method == first.method) ++end;
     Pass pass = make_pass(tokens.subspan(begin, end - begin), false);
@@ -344,11 +346,12 @@ void CudaBatch::prepare(const Pass& pass) {
       selectors.push_back(method->selector.get());
     }
     const Token& first = pass.tokens[static_cast<std::size_t>(group.first)];
-    const GpuStep step = {
-        .queries = {staged_.as<Staged>()->to_select.data() + group.first,
-                    static_cast<std::size_t>(group.count)},
-        .phase = first.row->phase,
-        .far_limit = static_cast<Position>(std::min<std::int64_t>(first.row->far_limit, first.seam))};
+    const GpuStep step = {.queries = {staged_.as<Staged>()->to_select.data() + group.first,
+                                      static_cast<std::size_t>(group.count)},
+                          .phase = first.row->phase,
+                          .far_limit = static_cast<Position>(std::min<std::int64_t>(
+                              first.row->far_limit, std::max(first.seam, first.select_end))),
+                          .listed_end = static_cast<Position>(first.seam)};
     if (selectors.size() == 1)
       group.method()->selector->begin(step);
     else
@@ -374,7 +377,7 @@ void CudaBatch::stage(Pass& pass) {
     s.absolute[i] = {number, at(t.position)};
     s.in_tail[i] = {number, at(t.position - t.seam)};
     s.to_select[i] = {document_of(pass, number),
-                      at(t.method != nullptr ? t.far_end + t.row->dense.window - 1 : t.seam)};
+                      at(t.method != nullptr ? t.select_end + t.row->dense.window - 1 : t.seam)};
     s.in_document[i] = {group_of(pass, number).number + document_of(pass, number), at(t.seam)};
     if (t.method == nullptr) continue;
     s.in_near[i] = {number, at(t.seam - t.far_end - 1)};
@@ -887,7 +890,7 @@ void CudaBatch::count_sparse(const Pass& pass, const Group& group, int layer) co
                              .layer = layer,
                              .kv_heads = config_.kv_heads,
                              .token = selector.counted_token(t),
-                             .position = token.far_end + token.row->dense.window - 1};
+                             .position = token.select_end + token.row->dense.window - 1};
     const std::int64_t far = token.index_end - token.row->dense.sink;
     std::int64_t all_chosen = 0;
     for (const int head : heads) {

@@ -9,7 +9,8 @@
 //
 // A sparse row attends to keys from the last whole block in front of its window on, so that what is near is a
 // plain range, and so is a tail: nothing in it is ever far. An index that ends with the document is chosen from as a
-// whole (LocalWindow::from_context): there near is what follows the next whole block, and keys up to it are listed.
+// whole (LocalWindow::from_context): there near is what follows the next whole block, and keys up to it are listed. Where it
+// ends in the document's last block, which tails begin with, keys of that block are taken out of the lists.
 #pragma once
 
 #include <array>
@@ -47,10 +48,11 @@ class CudaBatch final : public GpuBatch {
     const GpuBatchRow* row = nullptr;
     TokenId id = 0;
     std::int64_t position = 0, seam = 0;
-    std::int64_t far_end =
-        0;  ///< of a sparse token: keys from here on are near, those in front of it are listed
-    std::int64_t index_end =
-        0;  ///< of a sparse token, at most far_end: keys from here on are always attended to
+    // Of a sparse token:
+    std::int64_t far_end = 0;    ///< keys from here on are near, or in the tail
+    std::int64_t index_end = 0;  ///< keys from here on are always attended to; at most far_end
+    std::int64_t select_end =
+        0;  ///< the selector chooses among keys in front of it; it lists none behind the seam
     CudaContext* document = nullptr;
     GpuMethodState* method = nullptr;  ///< null: full attention
     float* logits = nullptr;           ///< where they go; null: none are wanted

@@ -76,6 +76,9 @@ struct GpuStep {
   std::span<const cuda::QueryToken> queries;  ///< their own keys are written by the step itself
   Phase phase = Phase::generation;
   Position far_limit = QueryBlock::kNoLimit;  ///< keys from here on are never far (LocalWindow::from_context)
+  /// Of an index that is chosen from as a whole (the same): keys from here on, of one block, are attended to from
+  /// elsewhere and are not listed.
+  Position listed_end = QueryBlock::kNoLimit;
   /// Far keys of each query in all ranges, where this GPU has one of several; empty: as their positions say.
   std::span<const std::int64_t> far = {};
 };

@@ -11,6 +11,7 @@
 #include "base/cancel.h"
 #include "kernels/cuda/saap/probe.h"
 #include "kernels/cuda/squeezed/cluster_block.h"
+#include "kernels/cuda/squeezed/drop_rows.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
 
@@ -366,6 +367,7 @@ void GpuClusters::begin(const GpuStep& step) {
     to.end = ends_[static_cast<std::size_t>(to.parts++)];
   std::fill_n(steps, cuda::kMostClusterLevels, to);
   // Of a question that is cut into stretches, also the last and shorter one has theirs, as on the host.
+  listed_end_ = to.end > step.listed_end ? step.listed_end : 0;
   const std::int64_t together = stretch_of_questions_ == 0 ? count : stretch_of_questions_;
   for (int l = 0; l < choice->thresholds.levels(); ++l)
     steps[l].threshold = choice->thresholds.of(kind, together, l);
@@ -467,7 +469,12 @@ cuda::RowLists GpuClusters::select_together(int layer, const cuda::Queries& all,
 
 cuda::RowLists GpuClusters::select(int layer, const cuda::Queries& queries, const float*,
                                    cuda::StreamHandle stream) {
-  choose(layer, task(layer), queries, stream);
+  const cuda::ClusterChoiceTask all = task(layer);
+  choose(layer, all, queries, stream);
+  if (listed_end_ > 0)
+    cuda::drop_rows(all.rows, all.counts, all.capacity,
+                    std::int64_t{std::min(queries.count, all.listed)} * geometry_.kv_heads, listed_end_,
+                    stream);
   return lists(layer);
 }
 
