@@ -67,6 +67,9 @@ struct MethodInfo {
   /// Needs a trained artefact: the key `weights`, or NAME.safetensors in the model's folder when that is not
   /// given.
   bool trained = false;
+  /// Counted up when the method chooses otherwise under the same specs than it did in a release: answers of it that
+  /// `eval` and `report` kept before count no more. 0 = chooses as it always did; the first change is 2.
+  int revision = 0;
   SelectorFactory make;  ///< null for `full`: every far key, no index
   /// Bytes that one layer's index over `tokens` tokens will hold, for `inspect`; null = none.
   std::function<std::int64_t(const Spec&, const LayerGeometry&, std::int64_t tokens)> index_bytes;

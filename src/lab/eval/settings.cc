@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <fstream>
 #include <set>
 
@@ -79,10 +78,9 @@ std::set<fs::path> files_of(const Spec& spec, const fs::path& folder) {
 }
 
 std::string files_hash(const Spec& spec, const fs::path& folder) {
-  // Methods that choose otherwise under the same spec than they did in 0.1: answers that were kept count no more.
-  static constexpr std::array<std::string_view, 3> kAnswersChanged = {"h2o", "ivf", "snapkv"};
   const std::set<fs::path> files = files_of(spec, folder);
-  std::string hashes = std::ranges::find(kAnswersChanged, spec.name) != kAnswersChanged.end() ? "2" : "";
+  const int revision = find_method(spec.name).revision;
+  std::string hashes = revision > 0 ? std::to_string(revision) : "";
   if (files.empty() && hashes.empty()) return {};
   for (const fs::path& file : files) hashes += hash_hex(MappedFile(file).bytes());
   return hash_hex(hashes).substr(0, 16);

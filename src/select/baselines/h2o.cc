@@ -429,6 +429,7 @@ MethodInfo h2o_method() {
                     "2048"}},
           .dense = {},
           .dense_layers = 0,
+          .revision = 2,
           .make = make_of<H2o, Options>,
           .index_bytes =
               [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {

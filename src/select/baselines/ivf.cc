@@ -175,6 +175,7 @@ MethodInfo ivf_method() {
                    {"k", "keys that a query takes of those, a count or a share of the far keys", "100"}},
           .dense = {},
           .dense_layers = 0,
+          .revision = 2,
           .make = make_of<Ivf, IvfOptions>,
           .index_bytes =
               [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {

@@ -347,6 +347,7 @@ MethodInfo snapkv_method() {
                     "query-head"}},
           .dense = {},
           .dense_layers = 0,
+          .revision = 2,
           .make = make_of<SnapKv, SnapKvOptions>,
           .index_bytes =
               [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
