@@ -440,7 +440,8 @@ std::string LeftOut::summary(std::size_t asked) const {
   if (samples.empty()) return {};
   std::map<std::string, std::int64_t> reasons;
   for (const Json& sample : samples) ++reasons[sample["reason"].get<std::string>()];
-  std::string text = fmt::format("Left out: {} of {} samples\n", samples.size(), asked + samples.size());
+  std::string text = fmt::format("Left out: {} of {}\n", samples.size(),
+                                 counted(static_cast<std::int64_t>(asked + samples.size()), "sample"));
   for (const auto& [reason, n] : reasons) text += "  " + wrapped(fmt::format("{}: {}", n, reason), 4) + "\n";
   return text;
 }
@@ -471,7 +472,10 @@ std::vector<Sample> fitting(const Model& model, std::vector<Sample> samples, con
                     "'{}' has {}: --truncate middle cuts them",
                     most, excerpt(fitted.left_out.front().id), fitted.left_out.front().tokens));
   if (fitted.cut > 0 && !quiet)
-    print_remark(fmt::format("lodestone: {} samples lost their middle to fit {} tokens", fitted.cut, most));
+    print_remark(fmt::format("lodestone: {} to fit {} tokens",
+                             fitted.cut == 1 ? "1 sample lost its middle"
+                                             : fmt::format("{} samples lost their middle", fitted.cut),
+                             most));
   const std::string reason = fmt::format("expected fewer than {} tokens, the model's context or -c", most);
   for (const FittedSamples::LeftOut& sample : fitted.left_out) {
     if (!quiet)

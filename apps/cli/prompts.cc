@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "base/text.h"
 #include "cli.h"
 #include "model/config.h"
 
@@ -116,21 +117,25 @@ std::string why_empty(const Prompts& prompts, const Model& model, const Generati
       !answer.stopped && answer.thought_tokens == std::ssize(answer.tokens) && answer.thought_tokens > 0;
   if (thinking && answer.thought_tokens < most_tokens)
     return fmt::format(
-        "the model was still thinking when the context was full, {} tokens behind the question; a larger -c "
+        "the model was still thinking when the context was full, {} behind the question; a larger -c "
         "gives it more where the model's context goes on, --think-tokens keeps some for the answer",
-        answer.thought_tokens);
+        counted(answer.thought_tokens, "token"));
   if (thinking)
     return fmt::format(
-        "the model was still thinking when its {} tokens were used up; -n {} gives it more, --think-tokens "
+        "the model was still thinking when its {} used up; -n {} gives it more, --think-tokens "
         "keeps some for the answer",
-        answer.thought_tokens, std::max<std::int64_t>(2048, 4 * answer.thought_tokens));
+        answer.thought_tokens == 1 ? "1 token was" : fmt::format("{} tokens were", answer.thought_tokens),
+        std::max<std::int64_t>(2048, 4 * answer.thought_tokens));
   const std::vector<TokenId>& eos = model.config().eos;
   const TokenId last = answer.tokens.empty() ? -1 : answer.tokens.back();
   const bool ended = std::find(eos.begin(), eos.end(), last) != eos.end();
   const std::string hint = !prompts.chat() ? "; --template may not be what this model was trained on" : "";
   if (answer.stopped && ended) return "the model ended its answer at once" + hint;
   if (answer.stopped) return "a stop string came first (--stop; --stop '' is none)";
-  return fmt::format("its {} tokens are blanks or special tokens{}", answer.tokens.size(), hint);
+  return (answer.tokens.size() == 1
+              ? std::string("its only token is a blank or a special token")
+              : fmt::format("its {} tokens are blanks or special tokens", answer.tokens.size())) +
+         hint;
 }
 
 }  // namespace lode::cli

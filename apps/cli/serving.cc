@@ -149,9 +149,9 @@ std::unique_ptr<serve::EngineBackend> make_backend(const ServingFlags& flags, co
   const auto models = load_models(flags, common);
   if (ranks() != nullptr) expect_shared_methods(models, options.library.specs);
   if (const std::size_t removed = remove_dead_shards(flags.contexts); removed > 0 && !common.quiet)
-    print_remark(fmt::format(
-        "{}: removed unfinished shards ({} files): the server or index that wrote them was killed",
-        flags.contexts, removed));
+    print_remark(
+        fmt::format("{}: removed unfinished shards ({}): the server or index that wrote them was killed",
+                    flags.contexts, counted(static_cast<std::int64_t>(removed), "file")));
   options.library.memory = host_memory(flags);
   if (device_of(common, options.library.kv_type) == Device::cuda) {
     if (ranks() != nullptr) throw InputError("over several ranks: expected --device cpu, found cuda");

@@ -103,6 +103,12 @@ std::string excerpt(std::string_view text, std::size_t limit) {
   return shown;
 }
 
+std::string counted(std::int64_t n, std::string_view one, std::string_view many) {
+  const std::string number = std::to_string(n) + " ";
+  if (n == 1) return number + std::string(one);
+  return number + (many.empty() ? std::string(one) + "s" : std::string(many));
+}
+
 std::string human_bytes(std::int64_t bytes) {
   constexpr std::array<const char*, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
   double value = static_cast<double>(bytes);

@@ -22,6 +22,8 @@ void expect_utf8(std::string_view text, std::string_view where);
 /// Text of unknown origin as messages show it: control characters and broken UTF-8 become '?', and what
 /// stands beyond `limit` bytes becomes "...".
 std::string excerpt(std::string_view text, std::size_t limit = 80);
+/// "1 thread", "3 threads"; `many` where that is not `one` with an s.
+std::string counted(std::int64_t n, std::string_view one, std::string_view many = {});
 /// "1.5 GiB", "20.3 MiB", "512 B".
 std::string human_bytes(std::int64_t bytes);
 /// Rows, the first of which is the head, as lines of a terminal of `width` columns: names to the left,

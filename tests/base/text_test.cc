@@ -48,5 +48,12 @@ TEST(TextTable, ALongNameTakesALineAndNoLineIsTooLong) {
             "    a remark\n");
 }
 
+TEST(Counted, OneIsNoPlural) {
+  EXPECT_EQ(counted(0, "key"), "0 keys");
+  EXPECT_EQ(counted(1, "key"), "1 key");
+  EXPECT_EQ(counted(2, "KV head"), "2 KV heads");
+  EXPECT_EQ(counted(2, "query", "queries"), "2 queries");
+}
+
 }  // namespace
 }  // namespace lode

@@ -93,6 +93,9 @@ TEST(RunSettings, NameEveryOption) {
   EXPECT_NE(of({.audit = 0.5}), plain);
   EXPECT_NE(of({.rope_factor = 2.0}), plain);
   const auto other = Model::load(tiny_model()->path(), 1);
+  EXPECT_THAT(machine_name(*other, Device::cpu), testing::HasSubstr(", 1 thread, "));
+  EXPECT_THAT(run_settings(*other, {}).at("machine").get<std::string>(), testing::HasSubstr(", 1 threads, "))
+      << "as kept answers say it";
   EXPECT_NE(run_settings(*other, {}), plain) << "another number of threads takes another time";
 }
 

@@ -161,9 +161,9 @@ void hint_at_questions(const AskFlags& flags) {
 void remark(const Json& a) {
   const double seconds = a["prompt_seconds"].get<double>() + a["decode_seconds"].get<double>();
   std::string line =
-      fmt::format("{} tokens reused, {} read; looked at {:.2f} % of the KV bytes; {:.2f} s",
-                  a["tokens_reused"].get<std::int64_t>(), a["tokens_prefilled"].get<std::int64_t>(),
-                  100 * a["density"].get<double>(), seconds);
+      fmt::format("{} reused, {} read; looked at {:.2f} % of the KV bytes; {:.2f} s",
+                  counted(a["tokens_reused"].get<std::int64_t>(), "token"),
+                  a["tokens_prefilled"].get<std::int64_t>(), 100 * a["density"].get<double>(), seconds);
   line += cut_off(a["ended_by"].get<std::string>(), a["tokens_generated"].get<std::int64_t>());
   if (a.contains("exact"))
     line += fmt::format("; exact: {} of {} drafted tokens accepted in {} dense steps",

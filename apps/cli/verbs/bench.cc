@@ -152,13 +152,14 @@ void run_attention(const BenchFlags& flags) {
   const auto bench = device == Device::cuda ? bench_attention_gpu : bench_attention;
   const auto rows = bench(options, parse_specs(flags.specs), pool, flags.note());
   if (!flags.common.json) {
-    const std::string where =
-        device == Device::cuda ? gpu_info().name : fmt::format("{} threads, {}", pool.size(), kernels().name);
-    print_text(
-        fmt::format("{} · {} keys · batch {} · queries {} · KV {} · {}\n"
-                    "apart: of a call that waits for the one before; limit: a plain read of as many\n"
-                    "bytes; index s: of 10,000 keys\n",
-                    flags.shape, flags.context, flags.batch, flags.queries, flags.kv_type, where));
+    const std::string where = device == Device::cuda
+                                  ? gpu_info().name
+                                  : fmt::format("{}, {}", counted(pool.size(), "thread"), kernels().name);
+    print_text(fmt::format(
+        "{} · {} · batch {} · queries {} · KV {} · {}\n"
+        "apart: of a call that waits for the one before; limit: a plain read of as many\n"
+        "bytes; index s: of 10,000 keys\n",
+        flags.shape, counted(flags.context, "key"), flags.batch, flags.queries, flags.kv_type, where));
   }
   std::vector<std::vector<std::string>> lines = {{"attention", "far keys", "median us", "apart", "select",
                                                   "attend", "merge", "bytes", "of limit", "x full",
@@ -303,8 +304,8 @@ void run_decode(const BenchFlags& flags, bool random) {
   Json results = Json::array();
   if (!flags.common.json) {
     if (flags.built_layers > 0)
-      print_text(fmt::format("keys and indexes of {} layers, which the others {}\n", flags.built_layers,
-                             flags.share ? "use as well" : "copy"));
+      print_text(fmt::format("keys and indexes of {}, which the others {}\n",
+                             counted(flags.built_layers, "layer"), flags.share ? "use as well" : "copy"));
   }
   std::vector<std::vector<std::string>> lines = {
       {"attention", "ms/token", "tokens/s", "density", "far keys", "x full", "index s", "index"}};
@@ -425,8 +426,8 @@ void run_growth(const BenchFlags& flags, const std::string& contexts, std::int64
                      fmt::format("{:.1f}", row.build_seconds)});
   }
   if (!flags.common.json)
-    print_text(
-        fmt::format("{} · {} threads, {}\n{}", flags.shape, pool.size(), kernels().name, text_table(lines)));
+    print_text(fmt::format("{} · {}, {}\n{}", flags.shape, counted(pool.size(), "thread"), kernels().name,
+                           text_table(lines)));
   Json result = header(flags, Device::cpu, pool);
   result["shape"] = flags.shape;
   result["results"] = std::move(results);

@@ -54,7 +54,7 @@ void run(ServeBenchFlags flags) {
     flags.load.key = serve::parse_keys(read_file(flags.key_file, 1 << 20), flags.key_file).front();
   const serve::LoadResult r = serve::put_load(flags.load, questions);
   if (r.answered == 0)
-    throw RunError(fmt::format("none of {} questions was answered: {}", r.failed, r.failure));
+    throw RunError(fmt::format("none of {} was answered: {}", counted(r.failed, "question"), r.failure));
   const double rate = static_cast<double>(r.tokens) / r.seconds;
   if (flags.common.json) {
     return print_json({{"url", flags.load.url},
@@ -68,8 +68,8 @@ void run(ServeBenchFlags flags) {
                        {"first_token_seconds", shares(r.first_token)},
                        {"answer_seconds", shares(r.whole)}});
   }
-  std::string text = fmt::format("{} clients: {} answers in {:.1f} s, {:.1f} tokens/s", flags.load.clients,
-                                 r.answered, r.seconds, rate);
+  std::string text = fmt::format("{}: {} in {:.1f} s, {:.1f} tokens/s", counted(flags.load.clients, "client"),
+                                 counted(r.answered, "answer"), r.seconds, rate);
   if (r.failed > 0) text += fmt::format("; {} failed, the first: {}", r.failed, r.failure);
   for (const auto& [name, seconds] :
        {std::pair("first token", &r.first_token), std::pair("answer", &r.whole)})

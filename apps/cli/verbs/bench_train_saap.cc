@@ -2,6 +2,7 @@
 // lodestone bench train-saap: seconds that training takes of one head, step by step.
 #include <fmt/format.h>
 
+#include "base/text.h"
 #include "base/threads.h"
 #include "lab/bench/saap.h"
 #include "model/config.h"
@@ -50,22 +51,24 @@ Json json_of(const BenchTrainSaapFlags& flags, const SaapBenchResult& r) {
 std::string text_of(const BenchTrainSaapFlags& flags, const SaapBenchResult& r) {
   const SaapBenchOptions& o = flags.options;
   const SaapMeasures& m = r.measures;
-  std::string text = fmt::format("{} · {} prompts of {} keys, {} to test on · {} buckets, hidden {} · {}\n",
-                                 flags.shape, o.prompts, o.context, o.settings.held_out, o.settings.clusters,
-                                 o.settings.hidden, r.device);
+  std::string text = fmt::format("{} · {} of {}, {} to test on · {}, hidden {} · {}\n", flags.shape,
+                                 counted(o.prompts, "prompt"), counted(o.context, "key"), o.settings.held_out,
+                                 counted(o.settings.clusters, "bucket"), o.settings.hidden, r.device);
   for (const auto& [what, spent] : phases_of(r)) text += fmt::format("{:10} {:>10.3f} s\n", what, spent);
   text += fmt::format("(making the vectors took {:.1f} s and is not counted)\n", r.made);
-  text += fmt::format("{} examples of {} queries scored; {} steps of {} queries, {:.1f} us a step\n",
-                      r.examples, r.looked_at, o.settings.steps, o.settings.batch,
+  text += fmt::format("{} of {} scored; {} of {}, {:.1f} us a step\n", counted(r.examples, "example"),
+                      counted(r.looked_at, "query", "queries"), counted(o.settings.steps, "step"),
+                      counted(o.settings.batch, "query", "queries"),
                       1e6 * r.steps / static_cast<double>(o.settings.steps));
   text += fmt::format("loss in nats: first batch {:.4f}, last batches {:.4f}, held out {:.4f}\n",
                       r.first_loss, r.train_loss, m.loss);
   return text +
          fmt::format(
-             "{} buckets hold {:.4f} of the attention in {:.2f} % of the keys (k-means {:.4f} in {:.2f} %, "
+             "{} {:.4f} of the attention in {:.2f} % of the keys (k-means {:.4f} in {:.2f} %, "
              "best {:.4f})\n",
-             o.settings.probes, m.chosen.mass, 100 * m.chosen.selectivity, m.kmeans.mass,
-             100 * m.kmeans.selectivity, m.best.mass);
+             o.settings.probes == 1 ? "1 bucket holds" : fmt::format("{} buckets hold", o.settings.probes),
+             m.chosen.mass, 100 * m.chosen.selectivity, m.kmeans.mass, 100 * m.kmeans.selectivity,
+             m.best.mass);
 }
 
 void run(BenchTrainSaapFlags& flags) {

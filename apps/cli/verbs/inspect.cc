@@ -219,7 +219,7 @@ Json for_people(Json found) {
     for (const Json& f : found[list]) {
       const bool read = f.contains("kind");
       std::string what = f[read ? "kind" : "why"].get<std::string>();
-      if (read && f["pages"] > 0) what += fmt::format(", {} pages", f["pages"].get<std::int64_t>());
+      if (read && f["pages"] > 0) what += ", " + counted(f["pages"].get<std::int64_t>(), "page");
       lines[f["path"].get<std::string>()] = what;
     }
     found[list] = lines;

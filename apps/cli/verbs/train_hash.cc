@@ -205,9 +205,10 @@ void run(const TrainHashFlags& flags) {
   for (const HashHeadLoss& head : result.heads)
     print_text(fmt::format("layer {} KV head {}: loss {:.4f}\n", head.layer, head.kv_head, head.loss));
   print_text(
-      fmt::format("{}: signatures of {} bits, from {} prompts of {} tokens, {} steps of each head, {}\nuse: "
+      fmt::format("{}: signatures of {}, from {} of {}, {} of each head, {}\nuse: "
                   "-a hash:weights={}\n",
-                  flags.output, flags.bits, prompts.size(), result.tokens, result.steps,
+                  flags.output, counted(flags.bits, "bit"), counted(std::ssize(prompts), "prompt"),
+                  counted(result.tokens, "token"), counted(result.steps, "step"),
                   human_bytes(report["file_bytes"]), flags.output));
 }
 

@@ -82,10 +82,10 @@ void run(const TrainFlags& flags) {
                        {"keys_per_head", trainer.keys()},
                        {"file_bytes", std::filesystem::file_size(flags.output)}};
   if (flags.common.json) return print_json(result);
-  print_text(
-      fmt::format("{}: {} centroids for each of {} heads, from {} tokens, {}\nuse: -a kmeans:{}weights={}\n",
-                  flags.output, flags.clusters, config.layers * config.kv_heads, tokens,
-                  human_bytes(result["file_bytes"]), roped ? "rope=on," : "", flags.output));
+  print_text(fmt::format("{}: {} for each of {}, from {}, {}\nuse: -a kmeans:{}weights={}\n", flags.output,
+                         counted(flags.clusters, "centroid"),
+                         counted(config.layers * config.kv_heads, "head"), counted(tokens, "token"),
+                         human_bytes(result["file_bytes"]), roped ? "rope=on," : "", flags.output));
 }
 
 }  // namespace

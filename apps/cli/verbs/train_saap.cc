@@ -239,9 +239,9 @@ void run(const TrainSaapFlags& flags) {
                  {"heads", heads}};
   if (flags.common.json) return print_json(report);
   print_text(table_of(result.heads, settings.probes));
-  print_text(fmt::format("\n{}: {} heads, from {} prompts of {} tokens, {}\nuse: -a saap:weights={}\n",
-                         flags.output, result.heads.size(), prompts.size(), total,
-                         human_bytes(report["file_bytes"]), flags.output));
+  print_text(fmt::format("\n{}: {}, from {} of {}, {}\nuse: -a saap:weights={}\n", flags.output,
+                         counted(std::ssize(result.heads), "head"), counted(std::ssize(prompts), "prompt"),
+                         counted(total, "token"), human_bytes(report["file_bytes"]), flags.output));
 }
 
 void add_network_flags(CLI::App& verb, TrainSaapFlags& flags) {

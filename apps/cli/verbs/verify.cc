@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "base/file.h"
+#include "base/text.h"
 #include "base/unreadable.h"
 #include "cli.h"
 #include "engine/context_file.h"
@@ -74,8 +75,8 @@ Checked verify(const VerifyFlags& flags) {
   if (is_artefact(flags.path)) return verify_tensors(flags.path);
   if (is_plan(flags.path)) {
     const Plan plan = read_plan(flags.path);
-    return {fmt::format("a plan of {} layers of {} KV heads, every spec is known", plan.heads.size(),
-                        plan.heads.front().size())};
+    return {fmt::format("a plan of {} of {}, every spec is known", counted(std::ssize(plan.heads), "layer"),
+                        counted(std::ssize(plan.heads.front()), "KV head"))};
   }
   expect_context(flags.path);
   const ContainerReader file(flags.path);
@@ -91,8 +92,9 @@ Checked verify(const VerifyFlags& flags) {
   }
   const std::string files =
       meta.shards.empty() ? std::string() : fmt::format(" in {} files", meta.shards.shards.size() + 1);
-  return {fmt::format("{} sections of {} tokens{}, every checksum matches, zeros between them", sections,
-                      meta.tokens, files)};
+  return {fmt::format("{} of {}{}, every checksum matches, zeros between them",
+                      counted(static_cast<std::int64_t>(sections), "section"), counted(meta.tokens, "token"),
+                      files)};
 }
 
 /// Whether there is something that `verify` takes, damaged or not: else the command was at fault. A name alone is none.

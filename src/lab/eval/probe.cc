@@ -305,16 +305,16 @@ Json ProbeReport::json() const {
 
 std::string ProbeReport::table(bool with_heads) const {
   std::string text = fmt::format(
-      "{}, {} tokens; the last {} attend sink {} + window {}\n"
+      "{}, {}; the last {} attend sink {} + window {}\n"
       "and what the method finds\n"
-      "recovered: over the {} tokens that full attention predicts better than\n"
+      "recovered: over the {} that full attention predicts better than\n"
       "  streaming by {} nat or more\n"
-      "recall: of the top {} far keys; error: of the output; both, and mass, as means\n"
+      "recall: of the top {}; error: of the output; both, and mass, as means\n"
       "  over all heads, those of layers left dense too\n"
       "bound: on the error, from the least and largest numbers of pages of 16 keys,\n"
       "  no key left out read\n\n",
-      model, tokens, options.last, options.dense.sink, options.dense.window, gap_tokens, options.gap,
-      options.top);
+      model, counted(tokens, "token"), options.last, options.dense.sink, options.dense.window,
+      counted(gap_tokens, "token"), options.gap, options.top);
   std::vector<std::vector<std::string>> lines = {
       {"attention", "loss", "recovered", "density", "recall", "mass", "error", "bound"}};
   for (const ProbeRow& row : rows) {

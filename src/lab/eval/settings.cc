@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "base/hash.h"
+#include "base/text.h"
 #include "base/threads.h"
 #include "kernels/kernels.h"
 #include "select/plan/file.h"
@@ -40,12 +41,30 @@ void add_files(const Spec& spec, const fs::path& folder, std::set<fs::path>& fil
   }
 }
 
+/// Settings of older runs say "1 threads", and are compared as text: so the caller says how threads are told.
+std::string machine(Device device, std::string_view threads) {
+  std::ifstream cpuinfo("/proc/cpuinfo");
+  std::string line, name = "unknown processor";
+  while (std::getline(cpuinfo, line)) {
+    if (!line.starts_with("model name")) continue;
+    name = line.substr(std::min(line.size(), line.find(':') + 2));
+    break;
+  }
+  std::string text = fmt::format("{}, {}, {} kernels", name, threads, kernels().name);
+  if (device == Device::cuda) text += ", " + gpu_info().name;
+  return text;
+}
+
 }  // namespace
+
+std::string machine_name(const Model& model, Device device) {
+  return machine(device, counted(model.pool().size(), "thread"));
+}
 
 Json run_settings(const Model& model, const ContextOptions& context) {
   return {{"model", model.fingerprint()},
           {"tokenizer", model.tokenizer().fingerprint()},
-          {"machine", machine_name(model, context.device)},
+          {"machine", machine(context.device, fmt::format("{} threads", model.pool().size()))},
           {"device", name_of(context.device)},
           {"gpu_memory", context.gpu_memory},
           {"kv_type", name_of(context.kv_type)},
@@ -56,19 +75,6 @@ Json run_settings(const Model& model, const ContextOptions& context) {
           {"chunk", context.chunk},
           {"seed", context.seed},
           {"audit", context.audit}};
-}
-
-std::string machine_name(const Model& model, Device device) {
-  std::ifstream cpuinfo("/proc/cpuinfo");
-  std::string line, name = "unknown processor";
-  while (std::getline(cpuinfo, line)) {
-    if (!line.starts_with("model name")) continue;
-    name = line.substr(std::min(line.size(), line.find(':') + 2));
-    break;
-  }
-  std::string text = fmt::format("{}, {} threads, {} kernels", name, model.pool().size(), kernels().name);
-  if (device == Device::cuda) text += ", " + gpu_info().name;
-  return text;
 }
 
 std::set<fs::path> files_of(const Spec& spec, const fs::path& folder) {

@@ -106,6 +106,14 @@ int style_of(std::string_view label) {
 
 namespace {
 
+/// Names of parts are keys of files, older ones too, and say "1 queries".
+std::string told_name(std::string name) {
+  constexpr std::string_view kOne = " x 1 queries";
+  const std::size_t at = name.find(kOne);
+  if (at != std::string::npos) name.replace(at, kOne.size(), " x 1 query");
+  return name;
+}
+
 /// What the work took, the longest part first, and what that says of the times in this report.
 void write_effort(const MeasurementRunner& grid, Page& page) {
   const std::map<std::string, CostLog> efforts = grid.efforts();
@@ -123,8 +131,8 @@ void write_effort(const MeasurementRunner& grid, Page& page) {
       sum.wall / 60, sum.processor / 60, sum.processor / 60 / threads, busy_warning(sum.others_share())));
   std::vector<std::vector<std::string>> rows;
   for (const auto& [name, effort] : parts)
-    rows.push_back({name, fmt::format("{:.1f}", effort.wall), fmt::format("{:.1f}", effort.processor),
-                    percent(effort.others_share(), 0)});
+    rows.push_back({told_name(name), fmt::format("{:.1f}", effort.wall),
+                    fmt::format("{:.1f}", effort.processor), percent(effort.others_share(), 0)});
   page.table("Work by what was measured, in seconds.", {"part", "clock", "processors", "others had"},
              std::move(rows));
 }
@@ -137,9 +145,12 @@ void write_outcome(std::span<const Suite* const> suites, const std::map<const Su
     if (found == ladders.end()) continue;
     std::vector<std::string> sentences = outcome_of(found->second);
     if (sentences.empty()) continue;
-    sentences.insert(sentences.begin(),
-                     fmt::format("{} compares {} methods that read a part of what full attention reads.",
-                                 link_to(suite->title, suite->name), found->second.methods.size()));
+    sentences.insert(
+        sentences.begin(),
+        fmt::format("{} compares {} a part of what full attention reads.", link_to(suite->title, suite->name),
+                    found->second.methods.size() == 1
+                        ? std::string("1 method that reads")
+                        : fmt::format("{} methods that read", found->second.methods.size())));
     page.paragraph(join(sentences, " "));
   }
 }

@@ -542,9 +542,9 @@ void write_recall(const Section& s) {
   const auto keys = [&](const Json& row) { return member(row, "chosen") * (member(row, "tokens") - near); };
   const bool by_length = s.run.lengths.size() > 1;
   if (by_length && s.shows(Show::recall_length))
-    recall_chart(s, fmt::format("Recall of the true top {} keys by length, by weight a", s.run.top),
-                 {.title = "recall", .low = 0.0, .high = 1.0},
-                 [](const Json& row) { return member(row, "recall"); });
+    recall_chart(
+        s, fmt::format("Recall of the true top {} by length, by weight a", counted(s.run.top, "key")),
+        {.title = "recall", .low = 0.0, .high = 1.0}, [](const Json& row) { return member(row, "recall"); });
   if (by_length && s.shows(Show::keys_length))
     recall_chart(s, "Far keys taken by length", {.title = "far keys taken", .log = true}, keys);
   if (!s.shows(Show::table)) return;
@@ -557,7 +557,8 @@ void write_recall(const Section& s) {
                        number(keys(row), "{:.0f}")});
     }
   }
-  s.table(fmt::format("Recall of the {} far keys of largest weight a, and of largest a·|v|.", s.run.top),
+  s.table(fmt::format("Recall of the {} of largest weight a, and of largest a·|v|.",
+                      counted(s.run.top, "far key")),
           {"attention", "tokens", "recall (a)", "recall (a·|v|)", "far keys", "keys taken"},
           std::move(table));
 }
@@ -575,15 +576,15 @@ void cluster_chart(const Section& s, const std::string& method, std::int64_t len
       .rules = {},
       .joined = false};
   for (const Json& group : map.at("groups")) {
-    Series& series = chart.series.emplace_back(
-        Series{.label = fmt::format("{} keys", group.at("keys").get<std::int64_t>()),
-               .style = static_cast<int>(chart.series.size()),
-               .points = {}});
+    Series& series =
+        chart.series.emplace_back(Series{.label = counted(group.at("keys").get<std::int64_t>(), "key"),
+                                         .style = static_cast<int>(chart.series.size()),
+                                         .points = {}});
     for (const Json& point : group.at("points"))
       series.points.push_back({.x = point.at(0).get<double>(), .y = point.at(1).get<double>()});
   }
-  s.figure(fmt::format("{}. Keys of the {} largest of {} clusters; the two axes hold {} of their spread.",
-                       chart.title, chart.series.size(), map.at("clusters").get<std::int64_t>(),
+  s.figure(fmt::format("{}. Keys of the {} largest of {}; the two axes hold {} of their spread.", chart.title,
+                       chart.series.size(), counted(map.at("clusters").get<std::int64_t>(), "cluster"),
                        percent(member(map, "shown"))),
            svg_of(chart));
 }
@@ -712,8 +713,8 @@ void write_clusters(const Section& s) {
 
 void write_bench(const Section& s) {
   const std::string shape = s.run.kind == RunKind::attention
-                                ? fmt::format("{}, batch {}, {} query token{}", s.run.shape, s.run.batch,
-                                              s.run.query_tokens, s.run.query_tokens == 1 ? "" : "s")
+                                ? fmt::format("{}, batch {}, {}", s.run.shape, s.run.batch,
+                                              counted(s.run.query_tokens, "query token"))
                                 : "whole steps of the model";
   std::map<std::string, Series> lines;
   std::vector<std::string> order;

@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/text.h"
 #include "lab/report/ranking.h"
 #include "lab/report/sections.h"
 
@@ -231,8 +232,8 @@ void write_training(const Section& s) {
     const Json& shares = studies.front().at("shares");
     const Axis x = share_axis("share of the far keys read", true);
     const Axis y = share_axis("attention on far keys captured", false, 0.0);
-    LineChart chart = {.title = fmt::format("Variants of training, {} texts of {} tokens, {} steps",
-                                            s.run.texts, length_name(tokens), s.run.steps),
+    LineChart chart = {.title = fmt::format("Variants of training, {} texts of {} tokens, {}", s.run.texts,
+                                            length_name(tokens), counted(s.run.steps, "step")),
                        .x = x,
                        .y = y};
     std::vector<std::vector<std::string>> table;

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "base/cancel.h"
+#include "base/text.h"
 #include "base/threads.h"
 #include "engine/context.h"
 #include "kernels/kernels.h"
@@ -246,9 +247,9 @@ Json RecallReport::json() const {
 
 std::string RecallReport::table() const {
   std::string text = fmt::format(
-      "recall of the {} far keys of largest weight a, and of largest a |v|; chosen: share "
+      "recall of the {} of largest weight a, and of largest a |v|; chosen: share "
       "of the far keys\n\n{:>8} {:>8} {:>8} {:>8}  attention\n",
-      options.top, "tokens", "a", "a |v|", "chosen");
+      counted(options.top, "far key"), "tokens", "a", "a |v|", "chosen");
   for (const RecallRow& row : rows) {
     const HeadRecall mean = row.mean();
     text += fmt::format("{:>8} {:>8.4f} {:>8.4f} {:>8.4f}  {}\n", row.tokens, mean.by_weight, mean.by_value,
