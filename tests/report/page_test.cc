@@ -50,6 +50,17 @@ TEST(Page, MarkdownStaysPlain) {
       "back\n");
 }
 
+TEST(Page, APictureCanBeReadInWords) {
+  Page page("A page");
+  page.figure("bars", "Bars.", "<svg></svg>", {"`a`: 3 ms", "b: 4 ms"});
+  page.figure("plain", "Plain.", "<svg></svg>");
+  EXPECT_THAT(page.html(),
+              HasSubstr("<figcaption>Bars.<details><summary>The picture in words</summary>\n<ul>\n"
+                        "<li><code>a</code>: 3 ms</li>\n<li>b: 4 ms</li>\n</ul>\n</details></figcaption>"));
+  EXPECT_THAT(page.html(), HasSubstr("<figcaption>Plain.</figcaption>"));
+  EXPECT_THAT(page.markdown(), HasSubstr("\n\nBars.\n\n- `a`: 3 ms\n- b: 4 ms\n\n![Plain.]"));
+}
+
 TEST(Page, BracketsThatAreNoLinkStay) {
   Page page("A [page]");
   page.paragraph("a[1](#");

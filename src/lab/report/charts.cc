@@ -6,6 +6,7 @@
 #include <limits>
 #include <set>
 
+#include "base/text.h"
 #include "lab/report/svg_draw.h"
 
 namespace lode {
@@ -328,6 +329,24 @@ std::string svg_of(const HeatMaps& maps) {
   return std::move(canvas).finish();
 }
 
+std::vector<std::string> in_words(const BarChart& chart) {
+  std::vector<std::string> lines;
+  for (const BarChart::Bar& bar : chart.bars) {
+    std::vector<std::string> parts;
+    const std::vector<double>& told = bar.told.empty() ? bar.lengths : bar.told;
+    for (std::size_t p = 0; p < told.size(); ++p)
+      if (told[p] > 0 && std::isfinite(told[p]))
+        parts.push_back((p < chart.parts.size() ? chart.parts[p] + " " : "") +
+                        with_unit(told[p], chart.x.unit));
+    if (bar.mark) parts.push_back(chart.mark_title + " " + with_unit(*bar.mark, chart.x.unit));
+    std::string line = bar.label;
+    if (!bar.note.empty()) line += ": " + bar.note;
+    if (!parts.empty()) line += (bar.note.empty() ? ": " : "; ") + join(parts);
+    lines.push_back(std::move(line));
+  }
+  return lines;
+}
+
 std::string svg_of(const BarChart& chart) {
   constexpr double kBar = 16, kStep = 26;
   std::vector<std::string> labels, notes;
@@ -343,7 +362,7 @@ std::string svg_of(const BarChart& chart) {
   const double top = 64, bottom = top + kStep * static_cast<double>(chart.bars.size());
   const double width =
       std::max(left + kPlotWidth + 16 + widest(notes, kSmall) + 16, text_width(chart.title, 14) + 30);
-  SvgCanvas canvas(width, bottom + 52, chart.title);
+  SvgCanvas canvas(width, bottom + 52, chart.title, join(in_words(chart), "\n"));
   canvas.text(12, 22, chart.title, "title", "start", 14);
   double legend = left;
   for (std::size_t p = 0; p < chart.parts.size(); ++p) {

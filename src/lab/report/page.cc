@@ -18,7 +18,7 @@ namespace {
 constexpr std::string_view kPageCss = R"(
 :root{color-scheme:light dark}
 body{font:16px/1.5 Helvetica,Arial,"DejaVu Sans",sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;background:#fff}
-h1,h2,h3{line-height:1.25}summary{cursor:pointer;border-bottom:1px solid #ccc;padding:.6rem 0 .2rem}summary h2{display:inline}
+h1,h2,h3{line-height:1.25}summary{cursor:pointer;border-bottom:1px solid #ccc;padding:.6rem 0 .2rem}summary h2{display:inline}figcaption summary{border:0;padding:0}
 .fold{scroll-margin-top:4rem;padding-bottom:2rem}
 figure{margin:1.5rem 0;break-inside:avoid}figure svg{max-width:100%;height:auto;display:block}
 figcaption,caption{color:#555;font-size:.85rem;text-align:left;padding:.3rem 0}
@@ -115,6 +115,18 @@ bool is_too_wide(const Block& table) {
   return letters > kLetters;
 }
 
+std::string list_html(std::span<const std::string> items) {
+  std::string list = "<ul>\n";
+  for (const std::string& item : items) list += "<li>" + inline_html(item) + "</li>\n";
+  return list + "</ul>\n";
+}
+
+/// A picture in words, folded away from those who see it.
+std::string told_html(std::span<const std::string> lines) {
+  if (lines.empty()) return {};
+  return "<details><summary>The picture in words</summary>\n" + list_html(lines) + "</details>";
+}
+
 std::string html_of(const Block& block) {
   switch (block.kind) {
     case Block::Kind::heading:
@@ -123,11 +135,8 @@ std::string html_of(const Block& block) {
       return fmt::format("<p>{}</p>\n", inline_html(block.text));
     case Block::Kind::code:
       return fmt::format("<pre>{}</pre>\n", xml_escape(block.text));
-    case Block::Kind::list: {
-      std::string list = "<ul>\n";
-      for (const std::string& item : block.items) list += "<li>" + inline_html(item) + "</li>\n";
-      return list + "</ul>\n";
-    }
+    case Block::Kind::list:
+      return list_html(block.items);
     case Block::Kind::table: {
       std::string table =
           fmt::format("<div class=\"wide{}\"><table>\n<caption>", is_too_wide(block) ? " many" : "") +
@@ -137,8 +146,8 @@ std::string html_of(const Block& block) {
       return table + "</tbody></table></div>\n";
     }
     default:
-      return fmt::format("<figure>\n{}<figcaption>{}</figcaption>\n</figure>\n", block.svg,
-                         inline_html(block.text));
+      return fmt::format("<figure>\n{}<figcaption>{}{}</figcaption>\n</figure>\n", block.svg,
+                         inline_html(block.text), told_html(block.items));
   }
 }
 
@@ -152,6 +161,12 @@ std::string markdown_row(std::span<const std::string> cells) {
   return row + "\n";
 }
 
+std::string list_markdown(std::span<const std::string> items) {
+  std::string list;
+  for (const std::string& item : items) list += "- " + without_links(item) + "\n";
+  return list;
+}
+
 std::string markdown_of(const Block& block) {
   switch (block.kind) {
     case Block::Kind::heading:
@@ -163,11 +178,8 @@ std::string markdown_of(const Block& block) {
       for (const char c : block.text) code += c == '\n' ? std::string("\n    ") : std::string(1, c);
       return code + "\n";
     }
-    case Block::Kind::list: {
-      std::string list;
-      for (const std::string& item : block.items) list += "- " + without_links(item) + "\n";
-      return list;
-    }
+    case Block::Kind::list:
+      return list_markdown(block.items);
     case Block::Kind::table: {
       std::string rule = "|";
       for (std::size_t i = 0; i < block.items.size(); ++i) rule += i == 0 ? "---|" : "---:|";
@@ -176,7 +188,8 @@ std::string markdown_of(const Block& block) {
       return table;
     }
     default:
-      return fmt::format("![{0}](figures/{1}.svg)\n\n{0}\n", block.text, block.name);
+      return fmt::format("![{0}](figures/{1}.svg)\n\n{0}\n{2}", block.text, block.name,
+                         block.items.empty() ? "" : "\n" + list_markdown(block.items));
   }
 }
 
@@ -218,9 +231,10 @@ void Page::table(std::string caption, std::vector<std::string> head,
                      .rows = std::move(rows)});
 }
 
-void Page::figure(std::string name, std::string caption, std::string svg) {
+void Page::figure(std::string name, std::string caption, std::string svg, std::vector<std::string> told) {
   blocks_.push_back({.kind = Block::Kind::figure,
                      .text = std::move(caption),
+                     .items = std::move(told),
                      .svg = std::move(svg),
                      .name = std::move(name)});
 }

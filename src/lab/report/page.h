@@ -15,7 +15,7 @@ struct Block {
   Kind kind = Kind::paragraph;
   int level = 2;                               ///< of headings
   std::string text;                            ///< heading, paragraph, code; the caption of a table or figure
-  std::vector<std::string> items;              ///< of a list; the head of a table
+  std::vector<std::string> items;              ///< of a list; the head of a table; a figure in words
   std::vector<std::vector<std::string>> rows;  ///< of a table; a first column of names, numbers after it
   std::string svg;                             ///< of a figure
   std::string name;                            ///< of a figure's file; of a heading, by which links find it
@@ -34,7 +34,8 @@ class Page {
   void code(std::string text);
   void list(std::vector<std::string> items);
   void table(std::string caption, std::vector<std::string> head, std::vector<std::vector<std::string>> rows);
-  void figure(std::string name, std::string caption, std::string svg);
+  /// `told`: what the picture shows, a line each, for those who cannot see it.
+  void figure(std::string name, std::string caption, std::string svg, std::vector<std::string> told = {});
 
   /// Text between back quotes is set as code in both. Links are text alone in Markdown.
   std::string html() const;

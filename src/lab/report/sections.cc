@@ -294,8 +294,9 @@ bool Section::shows(Show show) const {
   return std::find(run.show.begin(), run.show.end(), show) != run.show.end();
 }
 
-void Section::figure(std::string caption, std::string svg) const {
-  page.figure(fmt::format("{}-{}", suite.name, ++figures), caption + " " + provenance, std::move(svg));
+void Section::figure(std::string caption, std::string svg, std::vector<std::string> told) const {
+  page.figure(fmt::format("{}-{}", suite.name, ++figures), caption + " " + provenance, std::move(svg),
+              std::move(told));
 }
 
 void Section::figure(const std::string& caption, const LineChart& chart) const {
@@ -653,7 +654,7 @@ void latency_bars(const Section& s, const std::vector<Json>& rows, const std::st
                              "together than the whole. The mark is the time in which plain reads of the "
                              "method's own bytes take place.",
                warning),
-           svg_of(chart));
+           svg_of(chart), in_words(chart));
 }
 
 void bench_table(const Section& s, const std::vector<Json>& rows, const std::string& what) {

@@ -22,8 +22,8 @@ struct Section {
   int& figures;  ///< numbers the suite's figures
 
   bool shows(Show show) const;
-  /// Names the figure's file and adds provenance to the caption.
-  void figure(std::string caption, std::string svg) const;
+  /// Names the figure's file and adds provenance to the caption. `told`: the picture in words, a line each.
+  void figure(std::string caption, std::string svg, std::vector<std::string> told = {}) const;
   /// Likewise; of a chart without a point that can be drawn no more than that it is not measured yet.
   void figure(const std::string& caption, const LineChart& chart) const;
   void table(std::string caption, std::vector<std::string> head,

@@ -82,6 +82,8 @@ struct BarChart {
   std::vector<Bar> bars;
 };
 std::string svg_of(const BarChart& chart);
+/// What the bars show, a line each, for those who cannot see them or want to copy it.
+std::vector<std::string> in_words(const BarChart& chart);
 
 /// Rows of dots on one axis, a few kinds of dots a row.
 struct DotChart {

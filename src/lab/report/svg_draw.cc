@@ -106,12 +106,14 @@ double text_width(std::string_view text, double size) {
   return em * size;
 }
 
-SvgCanvas::SvgCanvas(double width, double height, std::string_view title) : width_(width) {
+SvgCanvas::SvgCanvas(double width, double height, std::string_view title, std::string_view description)
+    : width_(width) {
   out_ = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" width=\"{0:.0f}\" "
       "height=\"{1:.0f}\" role=\"img\" font-family=\"Helvetica, Arial, 'DejaVu Sans', sans-serif\" "
-      "font-size=\"{2}\">\n<title>{3}</title>\n<rect class=\"paper\" width=\"100%\" height=\"100%\"/>\n",
-      width, height, kFont, xml_escape(title));
+      "font-size=\"{2}\">\n<title>{3}</title>\n{4}<rect class=\"paper\" width=\"100%\" height=\"100%\"/>\n",
+      width, height, kFont, xml_escape(title),
+      description.empty() ? std::string() : fmt::format("<desc>{}</desc>\n", xml_escape(description)));
 }
 
 void SvgCanvas::line(double x1, double y1, double x2, double y2, std::string_view css_class) {

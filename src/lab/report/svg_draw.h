@@ -19,7 +19,8 @@ double text_width(std::string_view text, double size = kFont);
 /// Collects elements and knows how large the picture is.
 class SvgCanvas {
  public:
-  SvgCanvas(double width, double height, std::string_view title);
+  /// `description`: for screen readers, to whom the picture's own text is one image.
+  SvgCanvas(double width, double height, std::string_view title, std::string_view description = {});
   double width() const { return width_; }
 
   void line(double x1, double y1, double x2, double y2, std::string_view css_class);
