@@ -387,6 +387,27 @@ TEST_F(ReportTest, DamagedRawResultsAreAnError) {
     AtomicFile file(options_.folder / "raw" / "cells.jsonl");
     file.write(std::as_bytes(std::span(std::string_view(line))));
     file.commit();
+TEST_F(ReportTest, SoFarItSaysOnHowManyQuestionsMeansRest) {
+  make();
+  std::string kept;
+  for_each_line(raw("answers-decode-sparse.jsonl"), "answers",
+                [&](std::string_view text, const std::string&) {
+                  const Json line = Json::parse(text);
+                  if (line.value("id", "").find("kv-900-") == std::string::npos) kept += line.dump() + "\n";
+                });
+  AtomicFile file(options_.folder / "raw" / "answers-decode-sparse.jsonl");
+  file.write(std::as_bytes(std::span(std::string_view(kept))));
+  file.commit();
+  options_.so_far = true;
+  const std::string text = make().markdown();
+  const std::string so_far = "So far means rest on 3 of 6 questions and 1 of 2 tasks at 900 tokens.";
+  EXPECT_THAT(text, HasSubstr("# Everything\n\nThis page shows what has been measured so far"));
+  EXPECT_THAT(text, HasSubstr("3 about 3 texts at 900 tokens; 6 about 5 texts at 1200 tokens. " + so_far));
+  EXPECT_THAT(text, HasSubstr("\n\nkv, needle: " + so_far)) << "above the ranking";
+  EXPECT_THAT(text, HasSubstr("Score by share of the bytes read, 900 tokens, context-dense. " + so_far));
+  EXPECT_THAT(text, HasSubstr("Score by share of the bytes read, 1200 tokens, context-dense. `")) << "whole";
+}
+
     EXPECT_THROW(MeasurementRunner(tiny_model(), suites_, options_), InputError) << line;
   }
 }

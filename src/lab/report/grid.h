@@ -67,6 +67,8 @@ class MeasurementRunner {
   bool so_far() const { return options_.so_far; }
   /// Samples of an eval run, in order; so far, those that all methods have answered under all protocols.
   std::vector<Sample> samples(const SuiteRun& run) const;
+  /// Likewise all, answered or not.
+  std::vector<Sample> planned_samples(const SuiteRun& run) const;
   /// `full` first.
   EvalReport eval(const SuiteRun& run, const Protocol& protocol) const;
   const AnswerRecord& answer(const Sample& sample, const NamedSpec& spec, const Protocol& protocol) const;

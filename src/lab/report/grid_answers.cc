@@ -141,6 +141,12 @@ void MeasurementRunner::plan_answers(std::vector<Part>& parts) {
 }
 
 std::vector<Sample> MeasurementRunner::samples(const SuiteRun& run) const {
+  std::vector<Sample> samples = planned_samples(run);
+  if (options_.so_far) std::erase_if(samples, [&](const Sample& s) { return !is_answered(run, s); });
+  return samples;
+}
+
+std::vector<Sample> MeasurementRunner::planned_samples(const SuiteRun& run) const {
   std::vector<Sample> samples = options_.samples;
   const bool own = !samples.empty();
   for (const std::int64_t length : own ? std::vector<std::int64_t>{} : run.lengths) {
@@ -152,7 +158,6 @@ std::vector<Sample> MeasurementRunner::samples(const SuiteRun& run) const {
                    [&](const Sample& s) { return s.task == task && extent.holds(group->places.at(s.id)); });
     }
   }
-  if (options_.so_far) std::erase_if(samples, [&](const Sample& s) { return !is_answered(run, s); });
   return samples;
 }
 

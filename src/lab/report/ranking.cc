@@ -3,8 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
+#include "base/text.h"
 #include "lab/report/explanation.h"
 
 namespace lode {
@@ -71,6 +73,28 @@ void write_table(const Section& section, const Ladders& ladders) {
       head_of(ladders), std::move(rows));
 }
 
+/// Of a page so far: what of the suite is there.
+std::string so_far_of(const Section& section) {
+  if (!section.grid.so_far()) return {};
+  std::vector<std::string> sentences;
+  std::size_t there = 0, all = 0;
+  for (const SuiteRun& run : section.suite.runs) {
+    if (run.kind == RunKind::probe) {
+      const std::vector<Json> rows = section.grid.probe(run, run.lengths.back());
+      all += rows.size();
+      there += static_cast<std::size_t>(
+          std::count_if(rows.begin(), rows.end(), [](const Json& row) { return !row.is_null(); }));
+    }
+    if (run.kind != RunKind::eval) continue;
+    const std::string answered = answered_so_far(section.grid, run);
+    if (!answered.empty()) sentences.push_back(fmt::format("{}: {}", join(run.tasks), answered));
+  }
+  if (there < all)
+    sentences.insert(sentences.begin(),
+                     fmt::format("So far the probe has measured {} of {} specs.", there, all));
+  return join(sentences, " ");
+}
+
 }  // namespace
 
 void write_ranking(const Section& section, const Ladders& ladders) {
@@ -86,6 +110,7 @@ void write_ranking(const Section& section, const Ladders& ladders) {
       "them (selector bytes). Update bytes are written to keep an index up to date, as many as a new "
       "key adds to it, over what full attention reads for that token; they are so few that they are left out "
       "of the order. \"pass\": at least 90 % of full attention's score.");
+  section.page.paragraph(so_far_of(section));
   write_table(section, ladders);
   section.page.paragraph("What these rows say of the order:");
   section.page.list(explanation_of(ladders));

@@ -176,9 +176,6 @@ void write_front(const MeasurementRunner& grid, std::span<const Suite> suites, c
                                    ? std::string("One spec is")
                                    : fmt::format("{} specs are", grid.skipped().size()),
                                link_to("the end of this page", kLeftOut)));
-  if (grid.so_far())
-    page.paragraph(
-        "This page shows what has been measured so far; the same command without --so-far goes on.");
 }
 
 }  // namespace
@@ -191,6 +188,9 @@ Page make_report(const MeasurementRunner& grid, std::span<const Suite> suites, c
   std::map<const Suite*, Ladders> ladders;
   for (const Suite* suite : ordered)
     if (suite->ranking) ladders.emplace(suite, read_ladders(grid, *suite));
+  if (grid.so_far())
+    page.paragraph(
+        "This page shows what has been measured so far; the same command without --so-far goes on.");
   write_outcome(ordered, ladders, page);
   write_front(grid, suites, provenance, page);
   for (const Suite* suite : ordered) {

@@ -22,7 +22,7 @@ namespace lode {
 namespace {
 
 std::string join_sentences(const std::string& first, const std::string& second) {
-  return second.empty() ? first : first + " " + second;
+  return first.empty() || second.empty() ? first + second : first + " " + second;
 }
 
 /// What an eval run gave a method under one protocol at one length, over its tasks.
@@ -161,7 +161,8 @@ void score_chart(const Section& s, const std::vector<MethodScore>& scores, const
 }
 
 /// One picture a task, where their mean would hide what sets them apart.
-void task_charts(const Section& s, const std::vector<MethodScore>& scores, const std::string& what) {
+void task_charts(const Section& s, const std::vector<MethodScore>& scores, const std::string& what,
+                 const std::string& so_far) {
   const Axis keys = {
       .title = "far keys attended in layers that choose", .unit = Axis::Unit::percent, .log = true};
   for (const auto& [task, of_full] : scores.front().by_task) {
@@ -175,11 +176,12 @@ void task_charts(const Section& s, const std::vector<MethodScore>& scores, const
                              .y = score,
                              .series = series_from(points),
                              .rules = {{"full", of_full}}};
-    s.figure(chart.title + ".", chart);
+    s.figure(join_sentences(chart.title + ".", so_far), chart);
   }
 }
 
-void far_keys_table(const Section& s, const std::vector<MethodScore>& scores, const std::string& what) {
+void far_keys_table(const Section& s, const std::vector<MethodScore>& scores, const std::string& what,
+                    const std::string& so_far) {
   std::vector<std::string> head = {"attention"};
   for (const auto& [task, share] : scores.front().far_keys_by_task) head.push_back(task);
   std::vector<std::vector<std::string>> rows;
@@ -187,12 +189,14 @@ void far_keys_table(const Section& s, const std::vector<MethodScore>& scores, co
     rows.push_back({"`" + scores[i].label + "`"});
     for (const auto& [task, share] : scores[i].far_keys_by_task) rows.back().push_back(percent(share, 1));
   }
-  s.table("Share of the far keys attended in layers that choose, by task, at " + what + ".", std::move(head),
-          std::move(rows));
+  s.table(join_sentences("Share of the far keys attended in layers that choose, by task, at " + what + ".",
+                         so_far),
+          std::move(head), std::move(rows));
 }
 
 /// A line a task and method that has several budgets.
-void far_keys_chart(const Section& s, const std::vector<MethodScore>& scores, const std::string& what) {
+void far_keys_chart(const Section& s, const std::vector<MethodScore>& scores, const std::string& what,
+                    const std::string& so_far) {
   std::map<std::string, std::vector<const MethodScore*>> methods;
   for (std::size_t i = 1; i < scores.size(); ++i)
     if (budget_of(scores[i].label)) methods[series_of(scores[i].label)].push_back(&scores[i]);
@@ -210,7 +214,7 @@ void far_keys_chart(const Section& s, const std::vector<MethodScore>& scores, co
                 [](const auto& a, const auto& b) { return a.x < b.x; });
       chart.series.push_back(std::move(line));
     }
-    s.figure(chart.title + ".", chart);
+    s.figure(join_sentences(chart.title + ".", so_far), chart);
   }
 }
 
@@ -229,7 +233,7 @@ void length_chart(const Section& s, const EvalReport& report, const std::string&
   const Axis x = {.title = "tokens of the prompt", .unit = Axis::Unit::tokens, .log = true}, y = score_axis();
   LineChart chart = {.title = "Score by length, " + protocol, .x = x, .y = y};
   for (const std::string& label : order) chart.series.push_back(lines[label]);
-  s.figure(chart.title + ".", chart);
+  s.figure(join_sentences(chart.title + ".", answered_so_far(s.grid, s.run)), chart);
 }
 
 constexpr int kDepths = 5;
@@ -274,10 +278,10 @@ void needle_maps(const Section& s, const Protocol& protocol) {
     }
     maps.panels.push_back(std::move(panel));
   }
-  s.figure(
-      maps.title +
-          ". Each cell is the share of the answers that are right, in percent; a dashed cell has no sample.",
-      svg_of(maps));
+  s.figure(join_sentences(maps.title + ". Each cell is the share of the answers that are right, in percent; "
+                                       "a dashed cell has no sample.",
+                          answered_so_far(s.grid, s.run)),
+           svg_of(maps));
 }
 
 std::string number(double value, const char* format) {
@@ -317,6 +321,33 @@ std::string length_name(std::int64_t tokens) {
 /// Samples of a user may tell no length.
 std::string at_length(std::int64_t tokens) {
   return tokens > 0 ? length_name(tokens) + " tokens" : "their own length";
+}
+
+std::string answered_so_far(const MeasurementRunner& grid, const SuiteRun& run,
+                            std::optional<std::int64_t> length) {
+  if (!grid.so_far()) return {};
+  struct Count {
+    std::int64_t there = 0, all = 0;
+    std::set<std::string> tasks_there, tasks_all;
+  };
+  std::map<std::int64_t, Count> counts;  // by length
+  for (const Sample& sample : grid.planned_samples(run)) {
+    Count& count = counts[sample.tokens];
+    ++count.all;
+    count.tasks_all.insert(sample.task);
+  }
+  for (const Sample& sample : grid.samples(run)) {
+    Count& count = counts[sample.tokens];
+    ++count.there;
+    count.tasks_there.insert(sample.task);
+  }
+  std::vector<std::string> parts;
+  for (const auto& [tokens, count] : counts)
+    if (count.there < count.all && tokens == length.value_or(tokens))
+      parts.push_back(fmt::format("{} of {} and {} of {} at {}", count.there, counted(count.all, "question"),
+                                  count.tasks_there.size(), counted(std::ssize(count.tasks_all), "task"),
+                                  at_length(tokens)));
+  return parts.empty() ? "" : "So far means rest on " + join(parts, "; ") + ".";
 }
 
 std::string percent(double share, int digits) {
@@ -361,7 +392,7 @@ std::string of_samples(const Section& s) {
   for (const auto& [length, counted] : of_length)
     parts.push_back(fmt::format("{} about {} {} at {}", counted.second, counted.first.size(),
                                 counted.first.size() == 1 ? "text" : "texts", at_length(length)));
-  std::string text = "Questions: " + join(parts, "; ") + ".";
+  std::string text = join_sentences("Questions: " + join(parts, "; ") + ".", answered_so_far(s.grid, s.run));
   const bool mixed = s.run.shared > 0 && s.grid.has_own_tasks();
   if (mixed) text += " A text holds the facts of all tasks, and all suites ask about the same texts.";
   const bool asks_less = std::any_of(of_length.begin(), of_length.end(), [&](const auto& l) {
@@ -397,18 +428,21 @@ void write_eval(const Section& s) {
     for (const std::int64_t length : lengths) {
       const std::vector<MethodScore> scores = scores_of(s, report, length);
       const std::string what = fmt::format("{}, {}", at_length(length), protocol.str());
+      const std::string so_far = answered_so_far(s.grid, s.run, length);
       const std::string dense =
           s.run.dense.empty() ? "" : "; " + s.run.dense + " for methods and presets without their own";
       if (s.shows(Show::table))
-        score_table(s, scores, protocol, length, fmt::format("Scores in percent at {}{}.", what, dense));
-      if (s.shows(Show::score_density)) score_chart(s, scores, what, &MethodScore::density, bytes);
-      if (s.shows(Show::score_selectivity)) score_chart(s, scores, what, &MethodScore::selectivity, keys);
-      if (s.shows(Show::score_tasks)) task_charts(s, scores, what);
-      if (s.shows(Show::far_keys_table)) far_keys_table(s, scores, what);
-      if (s.shows(Show::far_keys_budget)) far_keys_chart(s, scores, what);
+        score_table(s, scores, protocol, length,
+                    join_sentences(fmt::format("Scores in percent at {}{}.", what, dense), so_far));
+      if (s.shows(Show::score_density)) score_chart(s, scores, what, &MethodScore::density, bytes, so_far);
+      if (s.shows(Show::score_selectivity))
+        score_chart(s, scores, what, &MethodScore::selectivity, keys, so_far);
+      if (s.shows(Show::score_tasks)) task_charts(s, scores, what, so_far);
+      if (s.shows(Show::far_keys_table)) far_keys_table(s, scores, what, so_far);
+      if (s.shows(Show::far_keys_budget)) far_keys_chart(s, scores, what, so_far);
       if (s.shows(Show::score_time))
         score_chart(s, scores, what, &MethodScore::seconds, time,
-                    busy_warning(s.grid.effort_of_answers().others_share()));
+                    join_sentences(so_far, busy_warning(s.grid.effort_of_answers().others_share())));
     }
     if (s.shows(Show::score_length) && lengths.size() > 1) length_chart(s, report, protocol.str());
     if (s.shows(Show::needle_map)) needle_maps(s, protocol);
@@ -483,6 +517,7 @@ void write_probe(const Section& s) {
   for (const std::int64_t length : s.run.lengths) {
     std::vector<GridMethod> methods = s.grid.methods(s.run);
     std::vector<Json> rows = s.grid.probe(s.run, length);
+    const std::size_t all = rows.size();
     for (std::size_t i = rows.size(); i-- > 0;) {
       if (!rows[i].is_null()) continue;
       rows.erase(rows.begin() + static_cast<std::ptrdiff_t>(i));
@@ -492,6 +527,9 @@ void write_probe(const Section& s) {
       s.page.paragraph("Not measured yet.");
       continue;
     }
+    if (rows.size() < all)
+      s.page.paragraph(fmt::format("So far {} of {} at {} tokens.", rows.size(),
+                                   counted(static_cast<std::int64_t>(all), "method"), length_name(length)));
     const std::string at = fmt::format(", {} tokens of text that needs its far past", length_name(length));
     if (s.shows(Show::table))
       probe_table(s, methods, rows,

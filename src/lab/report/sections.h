@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,10 @@ std::vector<Series> series_from(const std::vector<MethodPoint>& points);
 
 double member(const Json& row, const char* key);  ///< NaN where it holds no such number
 std::string length_name(std::int64_t tokens);     ///< "16k"
+/// Of a page so far, on how many questions and tasks, of how many, the means of an eval run rest, by length; only that
+/// of one length if it is given. Empty where none is missing.
+std::string answered_so_far(const MeasurementRunner& grid, const SuiteRun& run,
+                            std::optional<std::int64_t> length = {});
 std::string percent(double share, int digits = 2);
 
 }  // namespace lode
