@@ -183,12 +183,13 @@ TEST_F(ReportTest, AtAnotherShapeThanTheModelsAnArtefactIsMadeUp) {
 TEST_F(ReportTest, AWholeStepTellsWhatNoCacheCosts) {
   suites_ = {
       parse_suite("title = \"t\"\n[[run]]\nkind = \"decode\"\nlengths = [\"300\"]\nmethods = "
-                  "[\"streaming\"]\nwithout_cache = \"yes\"\n",
+                  "[\"streaming\"]\nwithout_cache = \"yes\"\nkv_tier = \"host\"\n",
                   "t.toml", "t", false)};
   MeasurementRunner grid(tiny_model(), suites_, options_);
   grid.run();
   const std::vector<Json> rows = grid.bench(suites_[0].runs[0], 300);
-  ASSERT_EQ(rows.size(), 3u);
+  ASSERT_EQ(rows.size(), 3u) << "a CPU has no tiers";
+  EXPECT_FALSE(grid.is_on_host(suites_[0].runs[0]));
   EXPECT_EQ(rows[0].at("kv_bytes"), 2 * 300 * 2 * 2 * 8 * 4) << "L2, 2 KV heads, d 8, float32";
   EXPECT_EQ(rows[2].at("kv_bytes"), 0);
   EXPECT_GT(rows[2].at("attention_us").get<double>(), 0.0);

@@ -187,6 +187,16 @@ TEST(Suite, SpecsThatNobodyCanRunAreFaults) {
       << "its artefact is the model's";
 }
 
+TEST(Suite, StepsMayHaveTheirKeysInHostMemory) {
+  const std::string run = "title = \"t\"\n[[run]]\nlengths = [\"4k\"]\nmethods = [\"full\"]\n";
+  const std::string decode = run + "kind = \"decode\"\n";
+  EXPECT_EQ(parse_suite(decode, "a.toml", "a", false).runs[0].kv_tier, KvTier::automatic);
+  EXPECT_EQ(parse_suite(decode + "kv_tier = \"host\"\n", "a.toml", "a", false).runs[0].kv_tier, KvTier::host);
+  EXPECT_THAT(error_of(decode + "kv_tier = \"disk\"\n"),
+              AllOf(HasSubstr("a.toml line 6: 'kv_tier'"), HasSubstr("found 'disk'")));
+  EXPECT_THAT(error_of(run + "kind = \"probe\"\nkv_tier = \"host\"\n"), HasSubstr("'kv_tier'"));
+}
+
 TEST(Suite, FaultsOfValuesNameTheirLineToo) {
   const std::string top = "title = \"t\"\n[[run]]\nlengths = [\"4k\"]\nmethods = [\"full\"]\n";
   EXPECT_THAT(error_of(top + "kind = \"attention\"\nshape = \"lama\"\n"),

@@ -90,6 +90,7 @@ MeasurementRunner::MeasurementRunner(std::shared_ptr<const Model> model, std::sp
     haystack_hash_ = hash_hex(haystack_->text());
   }
   find_methods(suites);
+  try_host_tier(suites);
   plan_groups(suites);
 }
 
@@ -146,6 +147,28 @@ void MeasurementRunner::find_methods(std::span<const Suite> suites) {
       }
     }
   }
+}
+
+/// Not every model's keys can: what cannot is known before hours of work, and measured where they lie by themselves.
+void MeasurementRunner::try_host_tier(std::span<const Suite> suites) {
+  const auto asks = [](const SuiteRun& run) { return run.kv_tier == KvTier::host; };
+  const bool asked = std::any_of(suites.begin(), suites.end(), [&](const Suite& suite) {
+    return std::any_of(suite.runs.begin(), suite.runs.end(), asks);
+  });
+  if (!asked || options_.context.device != Device::cuda) return;
+  ContextOptions on_host = options_.context;
+  on_host.max_tokens = 1024;
+  on_host.kv_tier = KvTier::host;
+  try {
+    Context trial(model_, on_host);
+    has_host_tier_ = true;
+  } catch (const InputError& error) {
+    skipped_.push_back({"kv_tier = host", error.what()});
+  }
+}
+
+bool MeasurementRunner::is_on_host(const SuiteRun& run) const {
+  return has_host_tier_ && run.kv_tier == KvTier::host;
 }
 
 std::vector<GridMethod> MeasurementRunner::methods(const SuiteRun& run) const {
@@ -389,6 +412,7 @@ Json MeasurementRunner::bench_key(const SuiteRun& run, std::int64_t length) cons
               {"queries", run.query_tokens},
               {"keep", run.keep ? Json(*run.keep) : Json()},
               {"without_cache", run.without_cache}});
+  if (is_on_host(run)) key.update({{"kv_tier", static_cast<int>(KvTier::host)}, {"row_on_gpu", true}});
   return key;
 }
 
@@ -471,27 +495,48 @@ Json MeasurementRunner::row_without_cache(std::int64_t length) const {
   return row;
 }
 
+Json MeasurementRunner::measure_decode(const SuiteRun& run, std::int64_t length,
+                                       std::span<const Spec> specs) const {
+  const DecodeBenchOptions options = {.context = length,
+                                      .kv_type = options_.context.kv_type,
+                                      .device = options_.context.device,
+                                      .gpu_memory = options_.context.gpu_memory,
+                                      .kv_tier = is_on_host(run) ? KvTier::host : options_.context.kv_tier,
+                                      .active_memory = options_.context.active_memory};
+  Json rows = Json::array();
+  for (const DecodeBenchRow& r : bench_decode(model_, options, specs, quiet)) {
+    rows.push_back({{"attention", r.attention},
+                    {"median_us", 1e3 * r.median_ms},
+                    {"density", r.density},
+                    {"selectivity", r.selectivity},
+                    {"build_seconds", r.build_seconds},
+                    {"kv_bytes", kv_bytes(length)}});
+  }
+  return rows;
+}
+
+/// Full attention with its keys and values on the GPU; without a time where they do not fit.
+Json MeasurementRunner::row_on_gpu(std::int64_t length) const {
+  Json row = {{"attention", "full (keys on the GPU)"}};
+  const DecodeBenchOptions options = {.context = length,
+                                      .kv_type = options_.context.kv_type,
+                                      .device = options_.context.device,
+                                      .gpu_memory = options_.context.gpu_memory,
+                                      .kv_tier = KvTier::gpu};
+  try {
+    const DecodeBenchRow full = bench_decode(model_, options, {}, quiet).front();
+    row.update({{"median_us", 1e3 * full.median_ms}, {"density", 1}, {"kv_bytes", kv_bytes(length)}});
+  } catch (const InputError&) {
+  } catch (const RunError&) {
+  }
+  return row;
+}
+
 Json MeasurementRunner::measure_bench(const SuiteRun& run, std::int64_t length,
                                       std::span<const Spec> specs) const {
-  Json rows = Json::array();
-  if (run.kind == RunKind::attention) {
-    rows = measure_attention(run, length, specs, kBenchSeconds);
-  } else {
-    const DecodeBenchOptions options = {.context = length,
-                                        .kv_type = options_.context.kv_type,
-                                        .device = options_.context.device,
-                                        .gpu_memory = options_.context.gpu_memory,
-                                        .kv_tier = options_.context.kv_tier,
-                                        .active_memory = options_.context.active_memory};
-    for (const DecodeBenchRow& r : bench_decode(model_, options, specs, quiet)) {
-      rows.push_back({{"attention", r.attention},
-                      {"median_us", 1e3 * r.median_ms},
-                      {"density", r.density},
-                      {"selectivity", r.selectivity},
-                      {"build_seconds", r.build_seconds},
-                      {"kv_bytes", kv_bytes(length)}});
-    }
-  }
+  if (run.kind == RunKind::attention) return measure_attention(run, length, specs, kBenchSeconds);
+  Json rows = measure_decode(run, length, specs);
+  if (is_on_host(run)) rows.push_back(row_on_gpu(length));
   if (run.without_cache) rows.push_back(row_without_cache(length));
   return rows;
 }

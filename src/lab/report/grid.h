@@ -87,6 +87,8 @@ class MeasurementRunner {
   std::map<std::string, CostLog> efforts() const;
   /// Of the work of a bench run at one length, where it is known, or of all answers.
   std::optional<CostLog> effort_of(const SuiteRun& run, std::int64_t length) const;
+  /// Whether a decode run has its keys and values in host memory beside a GPU.
+  bool is_on_host(const SuiteRun& run) const;
   CostLog effort_of_answers() const;
   const Model& model() const { return *model_; }
   std::int64_t kv_bytes(std::int64_t tokens) const;  ///< of the keys and values of so many tokens
@@ -102,6 +104,7 @@ class MeasurementRunner {
   };
   std::vector<Part> plan_parts();
   void find_methods(std::span<const Suite> suites);
+  void try_host_tier(std::span<const Suite> suites);
   std::optional<std::string> refusal(const SuiteRun& run, const Spec& spec) const;
   void plan_groups(std::span<const Suite> suites);
   void plan_questions(const SuiteRun& run);
@@ -131,6 +134,8 @@ class MeasurementRunner {
   static std::string effort_name(const SuiteRun& run, std::int64_t length);
   void timed(const std::string& name, const std::function<void()>& work);
   Json measure_bench(const SuiteRun& run, std::int64_t length, std::span<const Spec> specs) const;
+  Json measure_decode(const SuiteRun& run, std::int64_t length, std::span<const Spec> specs) const;
+  Json row_on_gpu(std::int64_t length) const;
   Json row_without_cache(std::int64_t length) const;
   Json base_key(std::string_view kind) const;
   Json text_key(const SuiteRun& run, const NamedSpec& spec) const;
@@ -154,6 +159,7 @@ class MeasurementRunner {
   std::set<std::pair<std::string, std::string>> refused_;    // (setting, spec) that a run cannot measure
   std::shared_ptr<const Haystack> haystack_;                 // the user's; null = built-in prose
   std::string haystack_hash_;                                // empty = built-in prose
+  bool has_host_tier_ = false;  // whether this model's keys may lie in host memory beside a GPU
   std::vector<Skipped> skipped_;
   std::vector<std::unique_ptr<Group>> groups_;
 };

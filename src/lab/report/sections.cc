@@ -768,8 +768,12 @@ void write_bench(const Section& s) {
     const std::string warning = effort ? busy_warning(effort->others_share()) : std::string();
     if (s.shows(Show::latency_bars)) latency_bars(s, rows, what, warning);
     if (s.shows(Show::table)) {
-      const std::string caption = join_sentences("Times at " + what + "; made-up clustered keys.", warning);
-      s.run.kind == RunKind::attention ? bench_table(s, rows, caption) : step_table(s, rows, caption);
+      const bool of_layer = s.run.kind == RunKind::attention;
+      const std::string keys = of_layer ? "made-up clustered keys" : "made-up keys";
+      const std::string where =
+          s.grid.is_on_host(s.run) ? ", which lie in host memory with their values" : "";
+      const std::string caption = join_sentences("Times at " + what + "; " + keys + where + ".", warning);
+      of_layer ? bench_table(s, rows, caption) : step_table(s, rows, caption);
     }
     for (const Json& row : rows) {
       const std::string label = bench_label(s, row);

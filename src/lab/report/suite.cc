@@ -198,7 +198,10 @@ class RunReader {
     run.batch = table_.integer("batch", 1, 1024).value_or(1);
     run.query_tokens = table_.integer("queries", 1, 4096).value_or(1);
     run.keep = table_.number("keep", 0.0, 1.0);
-    if (run.kind == RunKind::decode) run.without_cache = yes_or_no(table_, "without_cache");
+    if (run.kind != RunKind::decode) return;
+    run.without_cache = yes_or_no(table_, "without_cache");
+    if (const auto tier = table_.text("kv_tier"))
+      naming(table_.where("kv_tier") + ": 'kv_tier'", [&] { run.kv_tier = parse_kv_tier(*tier); });
   }
 
   std::vector<std::string> required(const std::string& key) {

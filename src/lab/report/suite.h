@@ -83,6 +83,8 @@ struct SuiteRun {
   std::int64_t batch = 1, query_tokens = 1;
   std::optional<double> keep;
   bool without_cache = false;  ///< decode: also a token's time when the whole text is prefilled for it
+  KvTier kv_tier = KvTier::
+      automatic;  ///< decode: where a GPU's keys and values lie; automatic = as the report's options say
 };
 
 inline constexpr std::int64_t kSharedAll = std::numeric_limits<std::int64_t>::max();
