@@ -243,6 +243,21 @@ TEST_F(ReportTest, WhatCannotBeMeasuredIsRefusedWithItsPlaceBeforeAnythingIs) {
   EXPECT_THAT(refusal(), HasSubstr("all.toml line 9: expected a task"));
 }
 
+TEST_F(ReportTest, CentroidsThatNobodyMadeYetAreLeftOutWithTheWayToMakeThem) {
+  suites_[0].ranking = false;
+  suites_[0].runs.resize(1);
+  suites_[0].runs[0].methods = {{"kmeans", "kmeans"},
+                                {"kmeans:weights", "kmeans:weights=nowhere.safetensors"}};
+  const std::string text = make().markdown();
+  ASSERT_EQ(skipped_.size(), 1u);
+  EXPECT_EQ(skipped_[0].reason,
+            "nowhere.safetensors: expected centroids, which `lodestone train kmeans -o nowhere.safetensors` "
+            "makes, found no such file");
+  EXPECT_THAT(text,
+              HasSubstr("`kmeans:weights=nowhere.safetensors`: nowhere.safetensors: expected centroids"));
+  EXPECT_THAT(text, HasSubstr("| `kmeans` |"));
+}
+
 TEST_F(ReportTest, AProbeRefusesADifferentSinkOrWindow) {
   suites_[0].ranking = false;
   suites_[0].runs.resize(1);
@@ -372,22 +387,6 @@ TEST_F(ReportTest, SoFarItSaysWhatIsNotMeasuredYet) {
   EXPECT_THAT(text, testing::Not(testing::ContainsRegex("\\|---[^\n]*\n\n"))) << "a table without a row";
 }
 
-TEST_F(ReportTest, ARunOfNothingButMethodsThatAreLeftOutSaysSo) {
-  suites_[0].ranking = false;
-  std::vector<SuiteRun> runs = {suites_[0].runs[0], suites_[0].runs[2], suites_[0].runs[3]};
-  for (SuiteRun& run : runs) run.methods = {{"saap", "saap"}};
-  suites_[0].runs = runs;
-  const std::string text = make().markdown();
-  EXPECT_THAT(text, testing::Not(HasSubstr("ot measured yet")));
-  EXPECT_EQ(occurrences(text, "All of its methods are left out."), 3u);
-}
-
-TEST_F(ReportTest, DamagedRawResultsAreAnError) {
-  fs::create_directories(options_.folder / "raw");
-  for (const char* line : {"{\"key\":1,\"result\":2}\n", "nonsense\n", "{\"key\":{}}\n"}) {
-    AtomicFile file(options_.folder / "raw" / "cells.jsonl");
-    file.write(std::as_bytes(std::span(std::string_view(line))));
-    file.commit();
 TEST_F(ReportTest, SoFarItSaysOnHowManyQuestionsMeansRest) {
   make();
   std::string kept;
@@ -409,6 +408,22 @@ TEST_F(ReportTest, SoFarItSaysOnHowManyQuestionsMeansRest) {
   EXPECT_THAT(text, HasSubstr("Score by share of the bytes read, 1200 tokens, context-dense. `")) << "whole";
 }
 
+TEST_F(ReportTest, ARunOfNothingButMethodsThatAreLeftOutSaysSo) {
+  suites_[0].ranking = false;
+  std::vector<SuiteRun> runs = {suites_[0].runs[0], suites_[0].runs[2], suites_[0].runs[3]};
+  for (SuiteRun& run : runs) run.methods = {{"saap", "saap"}};
+  suites_[0].runs = runs;
+  const std::string text = make().markdown();
+  EXPECT_THAT(text, testing::Not(HasSubstr("ot measured yet")));
+  EXPECT_EQ(occurrences(text, "All of its methods are left out."), 3u);
+}
+
+TEST_F(ReportTest, DamagedRawResultsAreAnError) {
+  fs::create_directories(options_.folder / "raw");
+  for (const char* line : {"{\"key\":1,\"result\":2}\n", "nonsense\n", "{\"key\":{}}\n"}) {
+    AtomicFile file(options_.folder / "raw" / "cells.jsonl");
+    file.write(std::as_bytes(std::span(std::string_view(line))));
+    file.commit();
     EXPECT_THROW(MeasurementRunner(tiny_model(), suites_, options_), InputError) << line;
   }
 }

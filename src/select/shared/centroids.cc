@@ -56,8 +56,11 @@ std::vector<float> unit_rows(const Tensor& tensor, const std::string& name, cons
 std::vector<std::vector<float>> read_centroids(const std::filesystem::path& path,
                                                const LayerGeometry& geometry, bool roped,
                                                std::string_view model_fingerprint) {
-  const MappedFile file(path);
   const std::string where = path.string();
+  if (!std::filesystem::exists(path))
+    throw InputError(where + ": expected centroids, which `lodestone train kmeans -o " + where +
+                     "` makes, found no such file");
+  const MappedFile file(path);
   std::map<std::string, std::string> metadata;
   const auto tensors = parse_safetensors(file, &metadata);
   expect_metadata(metadata, "rope", roped ? "on" : "off", where);
