@@ -151,12 +151,12 @@ TEST(Charts, BarsCanBeReadInWords) {
   bars.mark_title = "plain read";
   bars.x.unit = Axis::Unit::microseconds;
   bars.parts = {"select", "attend"};
-  bars.bars = {{"full", "2 ms, 1.00x", {0.0, 2000.0}, 1500.0, {0.0, 1900.0}},
+  bars.bars = {{"full", "2 ms: 1.00x", {0.0, 2000.0}, 1500.0, {0.0, 1900.0}},
                {"topk", "", {1.0, 2.0}, std::nullopt}};
-  EXPECT_THAT(in_words(bars), testing::ElementsAre("full: 2 ms, 1.00x; attend 1.9 ms, plain read 1.5 ms",
+  EXPECT_THAT(in_words(bars), testing::ElementsAre("full, 2 ms: 1.00x; attend 1.9 ms, plain read 1.5 ms",
                                                    "topk: select 1 µs, attend 2 µs"));
   EXPECT_THAT(svg_of(bars),
-              HasSubstr("<desc>full: 2 ms, 1.00x; attend 1.9 ms, plain read 1.5 ms\ntopk: select"));
+              HasSubstr("<desc>full, 2 ms: 1.00x; attend 1.9 ms, plain read 1.5 ms\ntopk: select"));
 }
 
 TEST(Page, IsOneFileThatAsksForNothingElse) {

@@ -340,7 +340,7 @@ std::vector<std::string> in_words(const BarChart& chart) {
                         with_unit(told[p], chart.x.unit));
     if (bar.mark) parts.push_back(chart.mark_title + " " + with_unit(*bar.mark, chart.x.unit));
     std::string line = bar.label;
-    if (!bar.note.empty()) line += ": " + bar.note;
+    if (!bar.note.empty()) line += ", " + bar.note;
     if (!parts.empty()) line += (bar.note.empty() ? ": " : "; ") + join(parts);
     lines.push_back(std::move(line));
   }
