@@ -105,7 +105,7 @@ void add_next(KeyGraph& graph, const QuantizedKeys& keys, const World& world) {
   for (std::int64_t rank = 0; rank < walk.found(); ++rank) near.push_back(walk.node(rank));
   sort_by_distance(static_cast<Node>(graph.nodes()), near, keys.view());
   near.resize(std::min<std::size_t>(near.size(), 6));
-  graph.add(near, keys.view());
+  graph.add(near, {}, keys.view(), [&](Node node) { return keys.view().squares[node]; });
 }
 
 TEST(NearestKeys, AreThoseOfAPlainSearch) {
@@ -406,7 +406,8 @@ TEST(KeyGraph, HangsMoreChildrenThanARowHolds) {
   KeyGraph graph(4);
   const std::vector<Node> first = {0};
   for (int i = 0; i < 3000; ++i)
-    graph.add(graph.nodes() == 0 ? std::span<const Node>() : std::span<const Node>(first), keys.view());
+    graph.add(graph.nodes() == 0 ? std::span<const Node>() : std::span<const Node>(first), {}, keys.view(),
+              [](Node) { return 0.0f; });
   EXPECT_EQ(reached(graph), 3000);
 }
 

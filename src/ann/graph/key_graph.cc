@@ -25,6 +25,29 @@ constexpr bool in_tree(Link link) {
   return (link & kTreeLink) != 0;
 }
 
+/// Which of `order`, nearest to `node` first, lie nearer to one before them than to `node`. One that is occluded
+/// itself occludes others only where it is `fixed`: it stays.
+std::vector<bool> find_occluded(Node node, std::span<const Node> order, const std::vector<bool>& fixed,
+                                const BeamKeys& keys) {
+  const std::size_t count = order.size(), d = static_cast<std::size_t>(keys.d);
+  std::vector<float> rows(count * d), distance(count), products(count);
+  for (std::size_t i = 0; i < count; ++i) decode_key(order[i], keys, std::span(rows).subspan(i * d, d));
+  distances_to(node, order, keys, distance);
+  const KvRows kv = {.type = DType::f32,
+                     .k = reinterpret_cast<const std::byte*>(rows.data()),
+                     .rows = std::ssize(order),
+                     .d = keys.d};
+  std::vector<bool> occluded(count, false);
+  for (std::size_t i = 0; i + 1 < count; ++i) {
+    if (occluded[i] && !fixed[i]) continue;
+    kernels().score_run(rows.data() + i * d, 1, kv, static_cast<Position>(i + 1),
+                        static_cast<Position>(count), products.data() + i + 1, std::ssize(order));
+    for (std::size_t j = i + 1; j < count; ++j)
+      if (keys.squares[order[i]] + keys.squares[order[j]] - 2 * products[j] < distance[j]) occluded[j] = true;
+  }
+  return occluded;
+}
+
 }  // namespace
 
 void decode_key(Node node, const BeamKeys& keys, std::span<float> out) {
@@ -120,21 +143,64 @@ bool KeyGraph::has_room(Node node) const {
   return std::ssize(used) < degree_ || !std::all_of(used.begin(), used.end(), in_tree);
 }
 
-/// A free slot, or that of the farthest link outside the tree if it is farther than `worse_than`; else -1.
-int KeyGraph::slot_for(Node node, float worse_than, const BeamKeys& keys) const {
+/// A free slot, or that of the farthest link outside the tree; else -1.
+int KeyGraph::slot_of_farthest(Node node, const BeamKeys& keys) const {
   const std::span<const Link> used = links(node);
   if (std::ssize(used) < degree_) return static_cast<int>(used.size());
   std::vector<Node> targets;
   for (const Link link : used) targets.push_back(target_of(link));
   std::vector<float> distance(targets.size());
   distances_to(node, targets, keys, distance);
-  int worst = -1;
+  float most = -kFar;
+  int farthest = -1;
   for (std::size_t i = 0; i < used.size(); ++i) {
-    if (in_tree(used[i]) || !(distance[i] > worse_than)) continue;
-    worse_than = distance[i];
-    worst = static_cast<int>(i);
+    if (in_tree(used[i]) || !(distance[i] > most)) continue;
+    most = distance[i];
+    farthest = static_cast<int>(i);
   }
-  return worst;
+  return farthest;
+}
+
+/// The slot for a link to `target`: a free one, or that of the link outside the tree which is given up for it; -1
+/// where the new link itself is given up.
+///
+/// Occluded links go first, since a nearer neighbour leads to their targets too: if the farthest went, every row
+/// would come to lead to its own surroundings alone. Of the occluded ones the least wanted goes. Most keys are
+/// wanted by no query, and if distance decided they would crowd out those that walks look for.
+int KeyGraph::slot_for(Node node, Node target, const BeamKeys& keys, const Worth& worth) const {
+  const std::span<const Link> used = links(node);
+  if (std::ssize(used) < degree_) return static_cast<int>(used.size());
+  std::vector<Node> order = {target};
+  for (const Link link : used) order.push_back(target_of(link));
+  sort_by_distance(node, order, keys);
+  std::vector<bool> fixed;
+  std::vector<int> slots;  // of the same links
+  for (const Node at : order) {
+    const auto known = std::ranges::find(used, at, target_of);
+    slots.push_back(known == used.end() ? -1 : static_cast<int>(known - used.begin()));
+    fixed.push_back(known != used.end() && in_tree(*known));
+  }
+  const std::vector<bool> occluded = find_occluded(node, order, fixed, keys);
+  int slot = -1, farthest = -1;
+  float least = kFar;
+  for (std::size_t i = order.size(); i-- > 0;) {
+    if (fixed[i]) continue;
+    if (farthest < 0) farthest = static_cast<int>(i);
+    if (!occluded[i]) continue;
+    if (const float own = worth(order[i]); own < least || slot < 0) {
+      least = own;
+      slot = static_cast<int>(i);
+    }
+  }
+  if (slot < 0) slot = farthest;
+  return slot < 0 ? -1 : slots[static_cast<std::size_t>(slot)];
+}
+
+/// Links a node to another, if it has room for that.
+void KeyGraph::link(Node from, Node to, const BeamKeys& keys, const Worth& worth) {
+  const std::span<const Link> used = links(from);
+  if (std::ranges::find(used, to, target_of) != used.end()) return;
+  if (const int slot = slot_for(from, to, keys, worth); slot >= 0) set(from, slot, static_cast<Link>(to));
 }
 
 /// The first of `wanted` that can take another child, else a node below it in the tree that can. A node
@@ -152,7 +218,7 @@ Node KeyGraph::parent_near(Node child, std::span<const Node> wanted) const {
 /// Makes `node` the child of a node near it.
 void KeyGraph::hang(Node node, std::span<const Node> near, const BeamKeys& keys) {
   const Node parent = parent_near(node, near);
-  int slot = slot_for(parent, -kFar, keys);
+  int slot = slot_of_farthest(parent, keys);
   if (slot < 0) {  // distances that are not numbers: any link outside the tree
     const std::span<const Link> used = links(parent);
     slot = static_cast<int>(std::find_if_not(used.begin(), used.end(), in_tree) - used.begin());
@@ -160,7 +226,8 @@ void KeyGraph::hang(Node node, std::span<const Node> near, const BeamKeys& keys)
   set(parent, slot, static_cast<Link>(node) | kTreeLink);
 }
 
-void KeyGraph::add(std::span<const Node> neighbours, const BeamKeys& keys) {
+void KeyGraph::add(std::span<const Node> neighbours, std::span<const Node> finders, const BeamKeys& keys,
+                   const Worth& worth) {
   const auto node = static_cast<Node>(nodes());
   added_.push_back(std::ssize(changes_));
   resize_tightly(links_, links_.size() + static_cast<std::size_t>(degree_), kNoLink);
@@ -172,15 +239,8 @@ void KeyGraph::add(std::span<const Node> neighbours, const BeamKeys& keys) {
       neighbours.first(std::min(neighbours.size(), static_cast<std::size_t>(degree_)));
   std::copy(own.begin(), own.end(), row(node));
   hang(node, own, keys);
-  std::vector<float> distance(own.size());
-  distances_to(node, own, keys, distance);
-  for (std::size_t i = 0; i < own.size(); ++i) {
-    const std::span<const Link> theirs = links(own[i]);
-    const bool known =
-        std::any_of(theirs.begin(), theirs.end(), [&](Link l) { return target_of(l) == node; });
-    const int slot = known ? -1 : slot_for(own[i], distance[i], keys);
-    if (slot >= 0) set(own[i], slot, static_cast<Link>(node));
-  }
+  for (const Node from : own) link(from, node, keys, worth);
+  for (const Node from : finders) link(from, node, keys, worth);
 }
 
 void KeyGraph::undo_last() {

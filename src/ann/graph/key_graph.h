@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -48,9 +49,13 @@ class KeyGraph {
   /// Where walks begin; the first is the root of the tree.
   std::span<const Node> entries() const { return entries_; }
 
-  /// Adds the next node, linked to some of `neighbours` (nearest first) and from them. Their keys and its own
-  /// are in `keys`.
-  void add(std::span<const Node> neighbours, const BeamKeys& keys);
+  /// How much queries want a node's key; only the order counts.
+  using Worth = std::function<float(Node)>;
+  /// Adds the next node, linked to some of `neighbours` (nearest first), from them and from `finders`. A full row
+  /// gives up the link of least worth among those that pruning leaves out, which may be the new one. All keys
+  /// and the new node's are in `keys`.
+  void add(std::span<const Node> neighbours, std::span<const Node> finders, const BeamKeys& keys,
+           const Worth& worth);
   /// Takes away the nodes from `nodes` (at least settled()) on, and with them all that add() did, to the bit.
   void undo(std::int64_t nodes);
   /// Takes away the nodes from `nodes` on, settled ones too: then what is left is connected anew.
@@ -70,7 +75,9 @@ class KeyGraph {
   Link* row(Node node) { return links_.data() + std::int64_t{node} * degree_; }
   int count(Node node) const { return static_cast<int>(links(node).size()); }
   void set(Node node, int slot, Link link);
-  int slot_for(Node node, float worse_than, const BeamKeys& keys) const;
+  int slot_of_farthest(Node node, const BeamKeys& keys) const;
+  int slot_for(Node node, Node target, const BeamKeys& keys, const Worth& worth) const;
+  void link(Node from, Node to, const BeamKeys& keys, const Worth& worth);
   bool has_room(Node node) const;
   Node parent_near(Node child, std::span<const Node> wanted) const;
   void hang(Node node, std::span<const Node> near, const BeamKeys& keys);

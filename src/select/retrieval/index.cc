@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <numeric>
 
 #include "ann/graph/beam_choice.h"
 #include "ann/graph/build.h"
@@ -20,14 +22,22 @@ namespace {
 constexpr std::int64_t kBatch = 64;        // keys that join the graphs together; until then they are scanned
 constexpr std::int64_t kKeysPerItem = 64;  // of one thread
 // Neither divides what queries of a group's heads, which take turns, are counted by: all heads are asked.
-constexpr std::int64_t kGuides = 127;      // queries kept for adding keys
+constexpr std::int64_t kLeastGuides = 127, kMostGuides = 1023;  // queries kept for adding keys
+constexpr std::int64_t kKeysPerGuide = 128;
 constexpr std::int64_t kJudges = 255;      // queries that tell how wide searches must be
 constexpr std::int64_t kGuideRank = 64;    // the key whose product is a guide's floor
 constexpr std::int64_t kGuidesPerKey = 4;  // whose walks find a new key's neighbours
 constexpr std::int64_t kGuideBeam = 48, kGuideKeep = 96;
+constexpr std::int64_t kFinders = 8;  // best nodes of a guide's walk that lead to a new key in its list
+constexpr float kUnknown = std::numeric_limits<float>::quiet_NaN();
 
 constexpr std::size_t at(std::int64_t i) {
   return static_cast<std::size_t>(i);
+}
+
+/// As many as tell what queries want of so many keys: an odd number.
+constexpr std::int64_t guides_for(std::int64_t keys) {
+  return std::clamp(keys / kKeysPerGuide, kLeastGuides, kMostGuides) | 1;
 }
 
 /// body(key, scratch) for keys [0, count).
@@ -55,7 +65,7 @@ std::vector<float> read_keys(const KvRows& kv, Position begin, std::int64_t coun
 /// Queries at even steps through all of them, with what a key must reach to be in their lists.
 RetrievalIndex::Guides guides_of(Matrix<const float> queries, Matrix<const float> keys, ThreadPool& pool) {
   RetrievalIndex::Guides guides;
-  const std::int64_t count = std::min(kGuides, queries.rows), d = queries.cols;
+  const std::int64_t count = std::min(guides_for(keys.rows), queries.rows), d = queries.cols;
   guides.queries.reserve(at(count * d));
   guides.floors.reserve(at(count));
   for (std::int64_t i = 0; i < count; ++i) {
@@ -72,6 +82,31 @@ RetrievalIndex::Guides guides_of(Matrix<const float> queries, Matrix<const float
   return guides;
 }
 
+/// How far a key stands above each guide's list, out [guides].
+void above_lists(const RetrievalIndex::Guides& guides, std::span<const float> key, std::vector<float>& out) {
+  const std::int64_t count = std::ssize(guides.floors);
+  out.resize(at(count));
+  if (count == 0) return;
+  kernels().gemv(key.data(), 1, guides.queries.data(), DType::f32, std::ssize(key), 0, count, out.data(),
+                 count);
+  for (std::size_t g = 0; g < out.size(); ++g) {
+    out[g] -= guides.floors[g];
+    if (std::isnan(out[g])) out[g] = -std::numeric_limits<float>::infinity();
+  }
+}
+
+/// The guides that want a key most, at most kGuidesPerKey.
+std::vector<std::int64_t> eager_guides(const std::vector<float>& above) {
+  std::vector<std::int64_t> guides(above.size());
+  std::iota(guides.begin(), guides.end(), 0);
+  const auto few = static_cast<std::ptrdiff_t>(std::min(guides.size(), at(kGuidesPerKey)));
+  std::partial_sort(guides.begin(), guides.begin() + few, guides.end(), [&](std::int64_t a, std::int64_t b) {
+    return above[at(a)] != above[at(b)] ? above[at(a)] > above[at(b)] : a < b;
+  });
+  guides.resize(at(few));
+  return guides;
+}
+
 }  // namespace
 
 RetrievalIndex::RetrievalIndex(const Shape& shape)
@@ -79,7 +114,8 @@ RetrievalIndex::RetrievalIndex(const Shape& shape)
       body_(std::make_shared<Body>(Body{.space = KeySpace(shape.head_dim),
                                         .coded = QuantizedKeys(shape.head_dim),
                                         .graphs = std::vector(at(shape.graphs), KeyGraph(shape.degree)),
-                                        .guides = std::vector<Guides>(at(shape.graphs))})) {}
+                                        .guides = std::vector<Guides>(at(shape.graphs)),
+                                        .worth = std::vector<std::vector<float>>(at(shape.graphs))})) {}
 
 bool RetrievalIndex::share(const RetrievalIndex& other) {
   const Body &own = *body_, &found = *other.body_;
@@ -126,7 +162,7 @@ std::int64_t RetrievalIndex::bytes_for(const Shape& shape, std::int64_t keys) {
   const std::int64_t row = CodedRows::stride_for(seen) + std::int64_t{sizeof(float)};
   const std::int64_t links = shape.degree * std::int64_t{sizeof(Link)};
   const std::int64_t floats =
-      shape.graphs * kGuides * (shape.head_dim + 1) + KeySpace::value_count(shape.head_dim, seen);
+      shape.graphs * guides_for(keys) * (shape.head_dim + 1) + KeySpace::value_count(shape.head_dim, seen);
   return keys * (row + shape.graphs * links) + floats * std::int64_t{sizeof(float)};
 }
 
@@ -231,7 +267,7 @@ void RetrievalIndex::advance(std::int64_t keys, const KvRows& kv, RetrievalScrat
   LODE_ASSERT(keys >= body_->graphs[0].settled());
   if (keys < this->keys()) {
     for (KeyGraph& graph : body_->graphs) graph.undo(keys);
-    body_->coded.resize(keys);
+    resize(keys);
   }
   scratch.key.resize(at(shape_.head_dim));
   while (this->keys() < keys) {
@@ -240,49 +276,73 @@ void RetrievalIndex::advance(std::int64_t keys, const KvRows& kv, RetrievalScrat
     read_stored_keys({&kv, 1}, shape_.begin + static_cast<Position>(node), nullptr, scratch.key);
     scratch.seen.resize(at(body_->space.numbers()));
     body_->space.key(scratch.key.data(), scratch.seen);
-    body_->coded.resize(node + 1);
+    resize(node + 1);
     body_->coded.put(node, scratch.seen);
-    for (std::size_t g = 0; g < body_->graphs.size(); ++g) add(g, scratch);
+    for (std::size_t g = 0; g < body_->graphs.size(); ++g) add(g, kv, scratch);
   }
 }
 
-/// Links the key in scratch.key and .seen, the next node of a graph, to what queries find that would find it
-/// as well; where there are none, to what the key finds as a query.
-void RetrievalIndex::add(std::size_t number, RetrievalScratch& scratch) {
+/// Makes room for keys, or forgets those behind.
+void RetrievalIndex::resize(std::int64_t keys) {
+  const bool grows = keys > body_->coded.size();
+  body_->coded.resize(keys);
+  for (std::vector<float>& worth : body_->worth)
+    if (grows || !worth.empty()) worth.resize(at(keys), kUnknown);
+}
+
+/// How far a key stands above the list of the guide that wants it most. Without guides its squared norm: queries that
+/// lie like keys want long ones most.
+float RetrievalIndex::worth_of(std::size_t number, Node node, const KvRows& kv, RetrievalScratch& scratch) {
+  float& worth = body_->worth[number][at(node)];
+  if (!std::isnan(worth)) return worth;
+  const Guides& guides = body_->guides[number];
+  if (guides.floors.empty()) return worth = body_->coded.view().squares[node];
+  scratch.other.resize(at(shape_.head_dim));
+  read_stored_keys({&kv, 1}, shape_.begin + static_cast<Position>(node), nullptr, scratch.other);
+  above_lists(guides, scratch.other, scratch.scores);
+  return worth = *std::ranges::max_element(scratch.scores);
+}
+
+/// Links the key in scratch.key and .seen, the next node of a graph, to what walks find for the guides that want
+/// it most and for the key itself. A guide in whose list it stands passes by the best keys that its walk finds: these
+/// lead to the new key, however far from them it lies.
+void RetrievalIndex::add(std::size_t number, const KvRows& kv, RetrievalScratch& scratch) {
   KeyGraph& graph = body_->graphs[number];
   const Guides& guides = body_->guides[number];
   const BeamKeys keys = body_->coded.view();
-  const std::int64_t d = shape_.head_dim, m = body_->space.numbers(), count = std::ssize(guides.floors);
-  const auto node = static_cast<Node>(graph.nodes());
-  std::vector<std::pair<float, const float*>> order;  // how far below a guide's list the key stands
-  if (count > 0) {
-    scratch.scores.resize(at(count));
-    kernels().gemv(scratch.key.data(), 1, guides.queries.data(), DType::f32, d, 0, count,
-                   scratch.scores.data(), count);
-    for (std::int64_t g = 0; g < count; ++g) {
-      const float below = guides.floors[at(g)] - scratch.scores[at(g)];
-      order.emplace_back(std::isnan(below) ? INFINITY : below, guides.queries.data() + g * d);
-    }
-    const auto few = std::min(order.size(), at(kGuidesPerKey));
-    std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(few), order.end());
-    order.resize(few);
-  }
-  scratch.towards.resize((order.size() + 1) * at(m));
-  const auto towards = [&](std::size_t walk) {
-    return std::span(scratch.towards).subspan(walk * at(m), at(m));
-  };
-  for (std::size_t i = 0; i < order.size(); ++i) body_->space.query(order[i].second, towards(i));
-  std::ranges::copy(scratch.seen, towards(order.size()).begin());
-  scratch.candidates.clear();
-  if (scratch.walks.size() < order.size() + 1) scratch.walks.resize(order.size() + 1);
-  const std::span<BeamSearch> walks = std::span(scratch.walks).first(order.size() + 1);
+  const std::int64_t d = shape_.head_dim, m = body_->space.numbers();
+  above_lists(guides, scratch.key, scratch.scores);
+  const std::vector<std::int64_t> eager = eager_guides(scratch.scores);
+  scratch.towards.resize((eager.size() + 1) * at(m));
+  if (scratch.walks.size() < eager.size() + 1) scratch.walks.resize(eager.size() + 1);
+  const std::span<BeamSearch> walks = std::span(scratch.walks).first(eager.size() + 1);
   for (std::size_t i = 0; i < walks.size(); ++i) {
-    walks[i].begin(graph, keys, towards(i).data(), kGuideKeep);
+    const std::span<float> towards = std::span(scratch.towards).subspan(i * at(m), at(m));
+    if (i < eager.size())
+      body_->space.query(guides.queries.data() + eager[i] * d, towards);
+    else
+      std::ranges::copy(scratch.seen, towards.begin());
+    walks[i].begin(graph, keys, towards.data(), kGuideKeep);
     walks[i].visit(graph.entries());
   }
   run_together(walks, kGuideBeam);
-  for (const BeamSearch& walk : walks)
-    for (std::int64_t rank = 0; rank < walk.found(); ++rank) scratch.candidates.push_back(walk.node(rank));
+  scratch.candidates.clear();
+  std::vector<Node> finders;
+  for (std::size_t i = 0; i < walks.size(); ++i) {
+    const bool wants = i < eager.size() && scratch.scores[at(eager[i])] >= 0.0f;
+    for (std::int64_t rank = 0; rank < walks[i].found(); ++rank) {
+      scratch.candidates.push_back(walks[i].node(rank));
+      if (wants && rank < kFinders) finders.push_back(walks[i].node(rank));
+    }
+  }
+  graph.add(neighbours_of(static_cast<Node>(graph.nodes()), scratch), finders, keys,
+            [&](Node node) { return worth_of(number, node, kv, scratch); });
+}
+
+/// Those of scratch.candidates, each of which may stand there often, that a new node links to.
+std::vector<Node> RetrievalIndex::neighbours_of(Node node, RetrievalScratch& scratch) const {
+  const BeamKeys keys = body_->coded.view();
+  const std::int64_t m = keys.d;
   std::sort(scratch.candidates.begin(), scratch.candidates.end());
   scratch.candidates.erase(std::unique(scratch.candidates.begin(), scratch.candidates.end()),
                            scratch.candidates.end());
@@ -297,12 +357,12 @@ void RetrievalIndex::add(std::size_t number, RetrievalScratch& scratch) {
   for (const std::int32_t i :
        prune({scratch.rows.data(), found, m}, scratch.distance, std::max(2, shape_.degree * 3 / 4), true))
     neighbours.push_back(scratch.candidates[at(i)]);
-  graph.add(neighbours, keys);
+  return neighbours;
 }
 
 void RetrievalIndex::settle() {
   for (KeyGraph& graph : body_->graphs) graph.undo(graph.settled());
-  body_->coded.resize(keys());
+  resize(keys());
 }
 
 void RetrievalIndex::cut(std::int64_t tokens, ThreadPool& pool) {
@@ -311,7 +371,7 @@ void RetrievalIndex::cut(std::int64_t tokens, ThreadPool& pool) {
     // A batch goes as a whole, as it came.
     const std::int64_t keep = std::min(most, keys_for(static_cast<Position>(shape_.begin + most)));
     for (KeyGraph& graph : body_->graphs) graph.cut(keep, body_->coded.view(), pool);
-    body_->coded.resize(keep);
+    resize(keep);
   }
   beam_ = std::min(beam_, keys());  // no wider than its keys, as a file promises
 }
@@ -327,6 +387,8 @@ std::int64_t RetrievalIndex::bytes() const {
   for (const Guides& guides : body_->guides)
     bytes +=
         static_cast<std::int64_t>((guides.queries.capacity() + guides.floors.capacity()) * sizeof(float));
+  for (const std::vector<float>& worth : body_->worth)
+    bytes += static_cast<std::int64_t>(worth.capacity() * sizeof(float));
   return bytes;
 }
 

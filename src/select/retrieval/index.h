@@ -21,7 +21,7 @@ class ThreadPool;
 /// What a thread needs to add keys or to search; kept from call to call.
 struct RetrievalScratch {
   std::vector<BeamSearch> walks = std::vector<BeamSearch>(1);  ///< that take turns
-  std::vector<float> key, seen, towards, scores, rows, distance;
+  std::vector<float> key, other, seen, towards, scores, rows, distance;
   std::vector<Node> candidates;
 };
 
@@ -108,7 +108,10 @@ class RetrievalIndex {
   RetrievalIndex(const RetrievalIndex&) = default;  // shared() says so
   void use(KeySpace space);
   void code(const KvRows& kv, std::int64_t count, ThreadPool& pool);
-  void add(std::size_t number, RetrievalScratch& scratch);
+  void add(std::size_t number, const KvRows& kv, RetrievalScratch& scratch);
+  std::vector<Node> neighbours_of(Node node, RetrievalScratch& scratch) const;
+  float worth_of(std::size_t number, Node node, const KvRows& kv, RetrievalScratch& scratch);
+  void resize(std::int64_t keys);
   std::int64_t beam_for(const Goal& goal, Matrix<const float> keys, ThreadPool& pool) const;
 
   struct Body {
@@ -116,6 +119,8 @@ class RetrievalIndex {
     QuantizedKeys coded;
     std::vector<KeyGraph> graphs;  // [graphs]
     std::vector<Guides> guides;    // [graphs]
+    // [graphs][keys] worth_of(); NaN where nobody has asked yet. Empty until the graphs grow.
+    std::vector<std::vector<float>> worth;
   };
 
   Shape shape_;
