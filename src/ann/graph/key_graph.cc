@@ -30,9 +30,13 @@ constexpr bool in_tree(Link link) {
 std::vector<bool> find_occluded(Node node, std::span<const Node> order, const std::vector<bool>& fixed,
                                 const BeamKeys& keys) {
   const std::size_t count = order.size(), d = static_cast<std::size_t>(keys.d);
-  std::vector<float> rows(count * d), distance(count), products(count);
-  for (std::size_t i = 0; i < count; ++i) decode_key(order[i], keys, std::span(rows).subspan(i * d, d));
-  distances_to(node, order, keys, distance);
+  std::vector<float> own(d), rows(count * d), distance(count), products(count);
+  decode_key(node, keys, own);
+  for (std::size_t i = 0; i < count; ++i) {
+    decode_key(order[i], keys, std::span(rows).subspan(i * d, d));
+    distance[i] = keys.squares[node] + keys.squares[order[i]] -
+                  2 * kernels().dot(own.data(), rows.data() + i * d, keys.d);
+  }
   const KvRows kv = {.type = DType::f32,
                      .k = reinterpret_cast<const std::byte*>(rows.data()),
                      .rows = std::ssize(order),

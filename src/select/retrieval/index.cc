@@ -23,7 +23,7 @@ constexpr std::int64_t kBatch = 64;        // keys that join the graphs together
 constexpr std::int64_t kKeysPerItem = 64;  // of one thread
 // Neither divides what queries of a group's heads, which take turns, are counted by: all heads are asked.
 constexpr std::int64_t kLeastGuides = 127, kMostGuides = 1023;  // queries kept for adding keys
-constexpr std::int64_t kKeysPerGuide = 128;
+constexpr std::int64_t kKeysPerGuide = 64;
 constexpr std::int64_t kJudges = 255;      // queries that tell how wide searches must be
 constexpr std::int64_t kGuideRank = 64;    // the key whose product is a guide's floor
 constexpr std::int64_t kGuidesPerKey = 4;  // whose walks find a new key's neighbours
