@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Graphs that grow by many more keys than they were built of find what exact search finds nearly as often as graphs that
-// were built of all of them.
+// Graphs that grow by many more keys than they were built of find what exact search finds nearly as often
+// as graphs that were built of all of them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -56,8 +56,8 @@ struct Recall {
   }
 };
 
-/// How many keys a graph was built of, how many there are in the end, and what recall growth may cost: a point more
-/// than it does.
+/// How many keys a graph was built of, how many there are in the end, and what recall growth may cost: a
+/// point more than it does.
 struct Growth {
   std::int64_t built, tokens;
   double margin;
@@ -71,7 +71,8 @@ TEST(RetrievalGrowth, AFewThousandKeysMoreAreFoundAsIfTheyHadBeenThere) {
   }
 }
 
-/// Keys in groups, and queries on the other side of the origin that each want the longest keys towards some groups.
+/// Keys in groups, and queries on the other side of the origin that each want the longest keys towards some
+/// groups.
 class ForeignQueries {
  public:
   static constexpr std::int64_t kDim = 32, kQueries = 40960, kAsked = 600, kBest = 10;

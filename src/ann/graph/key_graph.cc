@@ -25,8 +25,8 @@ constexpr bool in_tree(Link link) {
   return (link & kTreeLink) != 0;
 }
 
-/// Which of `order`, nearest to `node` first, lie nearer to one before them than to `node`. One that is occluded
-/// itself occludes others only where it is `fixed`: it stays.
+/// Which of `order`, nearest to `node` first, lie nearer to one before them than to `node`. One that is
+/// occluded itself occludes others only where it is `fixed`: it stays.
 std::vector<bool> find_occluded(Node node, std::span<const Node> order, const std::vector<bool>& fixed,
                                 const BeamKeys& keys) {
   const std::size_t count = order.size(), d = static_cast<std::size_t>(keys.d);
@@ -165,12 +165,13 @@ int KeyGraph::slot_of_farthest(Node node, const BeamKeys& keys) const {
   return farthest;
 }
 
-/// The slot for a link to `target`: a free one, or that of the link outside the tree which is given up for it; -1
-/// where the new link itself is given up.
+/// The slot for a link to `target`: a free one, or that of the link outside the tree which is given up for
+/// it; -1 where the new link itself is given up.
 ///
-/// Occluded links go first, since a nearer neighbour leads to their targets too: if the farthest went, every row
-/// would come to lead to its own surroundings alone. Of the occluded ones the least wanted goes. Most keys are
-/// wanted by no query, and if distance decided they would crowd out those that walks look for.
+/// Occluded links go first, since a nearer neighbour leads to their targets too: if the farthest went,
+/// every row would come to lead to its own surroundings alone. Of the occluded ones the least wanted goes.
+/// Most keys are wanted by no query, and if distance decided they would crowd out those that walks look
+/// for.
 int KeyGraph::slot_for(Node node, Node target, const BeamKeys& keys, const Worth& worth) const {
   const std::span<const Link> used = links(node);
   if (std::ssize(used) < degree_) return static_cast<int>(used.size());

@@ -32,8 +32,8 @@ class KeyGraph {
 
   /// Without nodes. `degree` bounds the links of a node.
   explicit KeyGraph(int degree) : degree_(degree) {}
-  /// Links as they are given (no tree yet; -1 behind a node's last), then connected. `entries` must not be empty
-  /// when there are nodes.
+  /// Links as they are given (no tree yet; -1 behind a node's last), then connected. `entries` must not be
+  /// empty when there are nodes.
   KeyGraph(int degree, std::span<const Node> rows /*[nodes, degree]*/, std::vector<Node> entries,
            const BeamKeys& keys, ThreadPool& pool);
   /// What rows() and entries() gave. InputError, which begins with `where`, unless every link is a node and
@@ -51,9 +51,9 @@ class KeyGraph {
 
   /// How much queries want a node's key; only the order counts.
   using Worth = std::function<float(Node)>;
-  /// Adds the next node, linked to some of `neighbours` (nearest first), from them and from `finders`. A full row
-  /// gives up the link of least worth among those that pruning leaves out, which may be the new one. All keys
-  /// and the new node's are in `keys`.
+  /// Adds the next node, linked to some of `neighbours` (nearest first), from them and from `finders`. A
+  /// full row gives up the link of least worth among those that pruning leaves out, which may be the new
+  /// one. All keys and the new node's are in `keys`.
   void add(std::span<const Node> neighbours, std::span<const Node> finders, const BeamKeys& keys,
            const Worth& worth);
   /// Takes away the nodes from `nodes` (at least settled()) on, and with them all that add() did, to the bit.

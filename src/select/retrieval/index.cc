@@ -290,8 +290,8 @@ void RetrievalIndex::resize(std::int64_t keys) {
     if (grows || !worth.empty()) worth.resize(at(keys), kUnknown);
 }
 
-/// How far a key stands above the list of the guide that wants it most. Without guides its squared norm: queries that
-/// lie like keys want long ones most.
+/// How far a key stands above the list of the guide that wants it most. Without guides its squared norm:
+/// queries that lie like keys want long ones most.
 float RetrievalIndex::worth_of(std::size_t number, Node node, const KvRows& kv, RetrievalScratch& scratch) {
   float& worth = body_->worth[number][at(node)];
   if (!std::isnan(worth)) return worth;
@@ -303,9 +303,9 @@ float RetrievalIndex::worth_of(std::size_t number, Node node, const KvRows& kv, 
   return worth = *std::ranges::max_element(scratch.scores);
 }
 
-/// Links the key in scratch.key and .seen, the next node of a graph, to what walks find for the guides that want
-/// it most and for the key itself. A guide in whose list it stands passes by the best keys that its walk finds: these
-/// lead to the new key, however far from them it lies.
+/// Links the key in scratch.key and .seen, the next node of a graph, to what walks find for the guides that
+/// want it most and for the key itself. A guide in whose list it stands passes by the best keys that its
+/// walk finds: these lead to the new key, however far from them it lies.
 void RetrievalIndex::add(std::size_t number, const KvRows& kv, RetrievalScratch& scratch) {
   KeyGraph& graph = body_->graphs[number];
   const Guides& guides = body_->guides[number];
