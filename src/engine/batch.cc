@@ -229,8 +229,7 @@ void BatchRunner::run_together(std::span<BatchRow* const> rows) {
 namespace {
 
 std::shared_ptr<const GpuModel> gpu_model_of(const Context::Impl& context) {
-  return context.model->impl().gpu_model(context.options.gpu_memory,
-                                         {.devices = context.options.gpus, .sum = context.options.gpu_sum});
+  return context.model->impl().gpu_model(context.options.gpu_memory, gpu_group(context.options));
 }
 
 }  // namespace
@@ -240,8 +239,9 @@ bool asked_together(const Context::Impl& document, MethodId method) {
   if (document.gpu->keys_on_host() ||
       !why_no_gpu_batch(*gpu_model_of(document), document.options.kv_type).empty())
     return false;
-  return method == kDense ||
-         document.gpu->chooses(document.methods.at(static_cast<std::size_t>(method)).selectors);
+  if (method == kDense) return true;
+  const AttachedMethod& attached = document.methods.at(static_cast<std::size_t>(method));
+  return document.gpu->chooses(attached.selectors) && !chooses_by_prompt(attached);
 }
 
 ModelOnGpu put_on_gpu(const Model& model, DType kv_type) {

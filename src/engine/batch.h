@@ -49,7 +49,8 @@ struct ModelOnGpu {
 ModelOnGpu put_on_gpu(const Model& model, DType kv_type);
 
 /// Whether a BatchRunner takes questions by this method about a document of the context: on the host all; on a GPU of
-/// methods that choose there, about keys and values that lie there. What it does not take can be asked in place.
+/// methods that choose there, whatever the prompt, about keys and values that lie there. What it does not take can be
+/// asked in place.
 bool asked_together(const Context::Impl& document, MethodId method);
 
 /// For branches of documents.

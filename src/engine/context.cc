@@ -55,10 +55,6 @@ ModelConfig scaled_config(const Model& model, const ContextOptions& options) {
   return config;
 }
 
-GpuGroup gpu_group(const ContextOptions& options) {
-  return {.devices = options.gpus, .ranges = options.context_parallel, .sum = options.gpu_sum};
-}
-
 ContextOptions checked(const ModelConfig& config, ContextOptions options) {
   options.chunk = prefill_chunk(options);
   if (options.max_tokens == 0) options.max_tokens = config.max_positions;
@@ -74,6 +70,10 @@ ContextOptions checked(const ModelConfig& config, ContextOptions options) {
 }
 
 }  // namespace
+
+GpuGroup gpu_group(const ContextOptions& options) {
+  return {.devices = options.gpus, .ranges = options.context_parallel, .sum = options.gpu_sum};
+}
 
 WorkReport report_of(const ForwardWork& work, std::int64_t tokens) {
   return {.kv_bytes = work.attend.kv_bytes,

@@ -71,7 +71,9 @@ std::string_view name_of(Ending ending) {
 struct Scheduler::Impl {
   std::shared_ptr<const Model> model;
   SchedulerOptions options;
-  std::shared_ptr<const Document> nothing;  ///< the document of requests that have none
+  std::once_flag needs_nothing;
+  std::shared_ptr<const Document>
+      nothing;  ///< the document of requests that have none, made for the first of them
   BatchRunner runner;
 
   mutable std::mutex mutex;  // of all that follows
@@ -108,8 +110,12 @@ struct Scheduler::Impl {
   std::int64_t count_beside(const Asked& asked) const {
     const std::lock_guard lock(mutex);
     return std::ranges::count_if(running, [&](const auto& other) {
-      return other->request.document == asked.request.document && other->request.document != nothing;
+      return other->request.document == asked.request.document && other->request.document->tokens() > 0;
     });
+  }
+  const std::shared_ptr<const Document>& empty_document() {
+    std::call_once(needs_nothing, [&] { nothing = Document::empty(model, {.device = options.device}); });
+    return nothing;
   }
   void count_generated(std::int64_t tokens) {
     const std::lock_guard lock(mutex);
@@ -134,7 +140,6 @@ SchedulerOptions complete(SchedulerOptions options) {
 Scheduler::Impl::Impl(std::shared_ptr<const Model> model_, const SchedulerOptions& options_)
     : model(std::move(model_)),
       options(complete(options_)),
-      nothing(Document::empty(model, {.device = options_.device})),
       runner(model, options.device == Device::cuda ? options.memory : options_.memory, options.ranks) {
   if (options.max_sequences < 1)
     throw InputError(fmt::format("expected room for at least one sequence, found {}", options.max_sequences));
@@ -442,7 +447,7 @@ Scheduler::~Scheduler() = default;
 
 Ticket<Answer> Scheduler::submit(Request request) {
   Impl& s = *impl_;
-  if (request.document == nullptr) request.document = s.nothing;
+  if (request.document == nullptr) request.document = s.empty_document();
   s.check(request);
   auto asked = std::make_shared<Asked>();
   asked->bytes = Sequence::bytes(*request.document, RunningAnswer::room_of(request));

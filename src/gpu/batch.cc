@@ -872,8 +872,11 @@ void CudaBatch::count_work(const Pass& pass) const {
       for (int t = group.first; t < group.first + group.count; ++t) {
         const Token& token = pass.tokens[static_cast<std::size_t>(t)];
         const std::int64_t all = token.position + 1, keys = window > 0 ? std::min(window, all) : all;
+        // Far keys of a method's dense layers are attended to, all of them.
+        const std::int64_t far =
+            token.method != nullptr && window == 0 ? token.index_end - token.row->dense.sink : 0;
         for (int head = 0; head < config_.kv_heads_of(layer); ++head)
-          token.row->work->attend += work_of(keys, 0, 0, token_bytes);
+          token.row->work->attend += work_of(keys, far, far, token_bytes);
       }
     }
   }

@@ -9,8 +9,9 @@
 //
 // A sparse row attends to keys from the last whole block in front of its window on, so that what is near is a
 // plain range, and so is a tail: nothing in it is ever far. An index that ends with the document is chosen from as a
-// whole (LocalWindow::from_context): there near is what follows the next whole block, and keys up to it are listed. Where it
-// ends in the document's last block, which tails begin with, keys of that block are taken out of the lists.
+// whole (LocalWindow::from_context): near keys begin with the block behind its end, and keys between are listed. Where
+// it ends in the document's last block, which tails begin with, keys of that block are taken out of the lists. A
+// question's tokens choose kMostSparseTokens at a time, also by methods whose questions choose as a whole elsewhere.
 #pragma once
 
 #include <array>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Evaluation on a GPU: questions asked together have the answers of questions asked alone. Run on a GPU, and where there
-// is none on one that the host plays (tests/gpu_fake).
+// Evaluation on a GPU: questions asked together have the answers and counts of questions asked alone, but for more near
+// keys. Run on a GPU, and where there is none on one that the host plays (tests/gpu_fake).
 #include "lab/eval/eval.h"
 
 #include <gtest/gtest.h>
@@ -58,6 +58,18 @@ TEST(GpuEval, QuestionsTogetherAreAnsweredAsAlone) {
   }
 }
 
+// A method with dense layers, whose far keys are attended to, all of them.
+TEST(GpuEval, CountsFarKeysOfDenseLayersTogetherAsAlone) {
+  NEEDS_GPU();
+  const std::vector<Sample> samples = samples_about_one_text();
+  const std::vector<NamedSpec> specs = {
+      {"quest", parse_spec("quest:budget=64,dense_layers=2,sink=4,window=64")}};
+  const EvalRow alone = rows_of(samples, specs, "context-dense", 1).at(1);
+  const EvalRow together = rows_of(samples, specs, "context-dense", 8).at(1);
+  EXPECT_GT(alone.selectivity, 0.33);
+  EXPECT_NEAR(together.selectivity, alone.selectivity, 0.03);
+}
+
 TEST(GpuEval, AsksTogetherWhatTheGpuChoosesAmongKeysThatItHolds) {
   NEEDS_GPU();
   struct Case {
@@ -70,12 +82,14 @@ TEST(GpuEval, AsksTogetherWhatTheGpuChoosesAmongKeysThatItHolds) {
     Context context(pocket(),
                     {.kv_type = c.type, .device = Device::cuda, .kv_tier = c.tier, .max_tokens = 1024});
     const MethodId random = context.attach(parse_spec("random:fraction=1/4,window=64"));
+    const MethodId snapkv = context.attach(parse_spec("snapkv:max_capacity_prompt=96,sink=4,window=64"));
     const MethodId retrieval = context.attach(parse_spec("retrieval:k=40,sink=16,window=64"));
     context.prefill(story(600));
     context.build_indexes();
     EXPECT_EQ(asked_together(context.impl(), kDense), c.full);
     EXPECT_EQ(asked_together(context.impl(), random), c.random);
     EXPECT_FALSE(asked_together(context.impl(), retrieval));
+    EXPECT_FALSE(asked_together(context.impl(), snapkv)) << "it chooses by the prompt";
   }
 }
 

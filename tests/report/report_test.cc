@@ -251,8 +251,8 @@ TEST_F(ReportTest, CentroidsThatNobodyMadeYetAreLeftOutWithTheWayToMakeThem) {
   const std::string text = make().markdown();
   ASSERT_EQ(skipped_.size(), 1u);
   EXPECT_EQ(skipped_[0].reason,
-            "nowhere.safetensors: expected centroids, which `lodestone train kmeans -o nowhere.safetensors` "
-            "makes, found no such file");
+            "nowhere.safetensors: expected centroids, which `lodestone train kmeans -m MODEL -f TEXT -o "
+            "nowhere.safetensors` makes, found no such file");
   EXPECT_THAT(text,
               HasSubstr("`kmeans:weights=nowhere.safetensors`: nowhere.safetensors: expected centroids"));
   EXPECT_THAT(text, HasSubstr("| `kmeans` |"));

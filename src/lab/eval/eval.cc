@@ -33,7 +33,7 @@ namespace {
 
 /// A chat model answers in sentences: room for them, where a sample does not say how much it needs.
 constexpr std::int64_t kChatAnswer = 128;
-/// A GPU's step takes so many times the sequences of one on the host in hardly more time.
+/// On a GPU a step of so many times more questions takes hardly more time.
 constexpr int kGpuTogether = 4;
 
 /// Samples that share a context, and are all in a chat template or all verbatim, in the order of the file.
@@ -95,7 +95,7 @@ class Questions {
         model, SchedulerOptions{.max_sequences = together(device), .memory = memory, .device = device});
   }
 
-  /// The context, of which nothing is asked any more.
+  /// The context, once all that was asked is found. Nothing can be asked then.
   Context take_back() {
     finish();
     if (!document_) return std::move(*context_);
@@ -515,6 +515,8 @@ Json record_settings(const Model& model, const Protocol& protocol, const Context
                      const DocumentChat* chat) {
   Json settings = run_settings(model, context);
   settings.update({{"lodestone", "answers of eval"}, {"protocol", protocol.str()}});
+  // Alone a question attends to fewer near keys there (gpu/batch.h).
+  if (context.device == Device::cuda && context.audit == 0) settings["asked"] = "together";
   if (chat == nullptr) return settings;
   const DocumentChat::Settings& how = chat->settings();
   settings["chat"] = how.source;
@@ -588,9 +590,6 @@ namespace {
 /// "needle, 4096 tokens: 8 samples, 2 documents"; samples of a user may tell no length.
 std::string group_line(const EvalRow& row) {
   const std::string length = row.tokens > 0 ? fmt::format(", {} tokens", row.tokens) : "";
-  const auto counted = [](std::int64_t n, const char* what) {
-    return fmt::format("{} {}{}", n, what, n == 1 ? "" : "s");
-  };
   return fmt::format("{}{}: {}, {}", row.task, length, counted(row.n, "sample"),
                      counted(row.difference.documents, "document"));
 }

@@ -67,8 +67,9 @@ struct EvalOptions {
   std::optional<double> audit_limit;  ///< Audit::set_limit
   bool order_rows = false;            ///< order_rows(), of the one method beside `full`
   EvalReader* reader = nullptr;  ///< under context-dense alone, with neither an audit nor an order of rows
-  /// Questions about a context that are answered at once: each then takes its share of the time of their steps. 1
-  /// where the time of a question alone is wanted. Answers do not depend on it.
+  /// Questions about a context that are answered at once, on a GPU four times as many: each then takes its share of the
+  /// time of their steps. 1 where the time of a question alone is wanted. On the host answers do not depend on it. On a
+  /// GPU one alone is answered in place, where less of the text is near (gpu/batch.h).
   int together = 8;
   Progress::Mode progress = Progress::Mode::automatic;
 };

@@ -20,18 +20,25 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Adds the files that a spec reads, where `folder` is the one with the model's artefacts.
-void add_files(const Spec& spec, const fs::path& folder, std::set<fs::path>& files) {
+/// What answers by a spec depend on beside its text.
+struct Inputs {
+  std::set<fs::path> files;
+  std::string revisions;  ///< MethodInfo::revision of each method that takes part and has one
+};
+
+/// Adds those of a spec, where `folder` is the one with the model's artefacts.
+void add_inputs(const Spec& spec, const fs::path& folder, Inputs& inputs) {
   const auto add = [&](const fs::path& file) {
-    if (fs::is_regular_file(file)) files.insert(file);
+    if (fs::is_regular_file(file)) inputs.files.insert(file);
   };
   const MethodInfo& info = find_method(spec.name);
+  if (info.revision > 0) inputs.revisions += std::to_string(info.revision);
   if (const auto file = spec.name == "plan" ? spec.text("file") : std::nullopt) {
     add(*file);
     std::set<std::string> texts;
     for (const auto& layer : read_plan(*file).heads) texts.insert(layer.begin(), layer.end());
     const fs::path own = spec.text("folder").value_or(folder.string());
-    for (const std::string& text : texts) add_files(parse_spec(text), own, files);
+    for (const std::string& text : texts) add_inputs(parse_spec(text), own, inputs);
     return;
   }
   if (const auto weights = spec.text("weights")) {
@@ -78,17 +85,17 @@ Json run_settings(const Model& model, const ContextOptions& context) {
 }
 
 std::set<fs::path> files_of(const Spec& spec, const fs::path& folder) {
-  std::set<fs::path> files;
-  add_files(spec, folder, files);
-  return files;
+  Inputs inputs;
+  add_inputs(spec, folder, inputs);
+  return inputs.files;
 }
 
 std::string files_hash(const Spec& spec, const fs::path& folder) {
-  const std::set<fs::path> files = files_of(spec, folder);
-  const int revision = find_method(spec.name).revision;
-  std::string hashes = revision > 0 ? std::to_string(revision) : "";
-  if (files.empty() && hashes.empty()) return {};
-  for (const fs::path& file : files) hashes += hash_hex(MappedFile(file).bytes());
+  Inputs inputs;
+  add_inputs(spec, folder, inputs);
+  std::string hashes = inputs.revisions;
+  if (inputs.files.empty() && hashes.empty()) return {};
+  for (const fs::path& file : inputs.files) hashes += hash_hex(MappedFile(file).bytes());
   return hash_hex(hashes).substr(0, 16);
 }
 

@@ -11,6 +11,7 @@
 
 #include "base/cancel.h"
 #include "base/hash.h"
+#include "base/out_of_memory.h"
 #include "engine/context.h"
 #include "lab/bench/attention.h"
 #include "lab/bench/decode.h"
@@ -156,6 +157,10 @@ void MeasurementRunner::try_host_tier(std::span<const Suite> suites) {
     return std::any_of(suite.runs.begin(), suite.runs.end(), asks);
   });
   if (!asked || options_.context.device != Device::cuda) return;
+  if (options_.so_far) {  // nothing is measured: what there is says itself
+    has_host_tier_ = true;
+    return;
+  }
   ContextOptions on_host = options_.context;
   on_host.max_tokens = 1024;
   on_host.kv_tier = KvTier::host;
@@ -526,8 +531,10 @@ Json MeasurementRunner::row_on_gpu(std::int64_t length) const {
   try {
     const DecodeBenchRow full = bench_decode(model_, options, {}, quiet).front();
     row.update({{"median_us", 1e3 * full.median_ms}, {"density", 1}, {"kv_bytes", kv_bytes(length)}});
-  } catch (const InputError&) {
-  } catch (const RunError&) {
+  } catch (const InputError& error) {
+    row["does_not_fit"] = error.what();
+  } catch (const OutOfDeviceMemory& error) {
+    row["does_not_fit"] = error.what();
   }
   return row;
 }

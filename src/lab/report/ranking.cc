@@ -87,11 +87,11 @@ std::string so_far_of(const Section& section) {
     }
     if (run.kind != RunKind::eval) continue;
     const std::string answered = answered_so_far(section.grid, run);
-    if (!answered.empty()) sentences.push_back(fmt::format("{}: {}", join(run.tasks), answered));
+    if (!answered.empty()) sentences.push_back(fmt::format("Tasks {}. {}", join(run.tasks), answered));
   }
   if (there < all)
     sentences.insert(sentences.begin(),
-                     fmt::format("So far the probe has measured {} of {} specs.", there, all));
+                     fmt::format("So far the probe has measured {} of {}.", there, counted(all, "spec")));
   return join(sentences, " ");
 }
 

@@ -201,7 +201,14 @@ class RunReader {
     if (run.kind != RunKind::decode) return;
     run.without_cache = yes_or_no(table_, "without_cache");
     if (const auto tier = table_.text("kv_tier"))
-      naming(table_.where("kv_tier") + ": 'kv_tier'", [&] { run.kv_tier = parse_kv_tier(*tier); });
+      naming(table_.where("kv_tier") + ": 'kv_tier'", [&] {
+        run.kv_tier = parse_kv_tier(*tier);
+        if (run.kv_tier != KvTier::host)
+          throw InputError(
+              fmt::format("expected host, found {}: without it keys and values lie where "
+                          "report's --kv-tier says",
+                          *tier));
+      });
   }
 
   std::vector<std::string> required(const std::string& key) {

@@ -35,9 +35,11 @@ constexpr std::size_t at(std::int64_t i) {
   return static_cast<std::size_t>(i);
 }
 
-/// As many as tell what queries want of so many keys: an odd number.
+/// As many as tell what queries want of so many keys. No number that the heads of a group divide: queries are taken at
+/// equal distances, and come head by head.
 constexpr std::int64_t guides_for(std::int64_t keys) {
-  return std::clamp(keys / kKeysPerGuide, kLeastGuides, kMostGuides) | 1;
+  const std::int64_t wanted = std::clamp(keys / kKeysPerGuide, kLeastGuides, kMostGuides);
+  return std::max(kLeastGuides, wanted / 30 * 30 + 1);
 }
 
 /// body(key, scratch) for keys [0, count).

@@ -58,8 +58,10 @@ std::vector<std::vector<float>> read_centroids(const std::filesystem::path& path
                                                std::string_view model_fingerprint) {
   const std::string where = path.string();
   if (!std::filesystem::exists(path))
-    throw InputError(where + ": expected centroids, which `lodestone train kmeans -o " + where +
-                     "` makes, found no such file");
+    throw InputError(
+        fmt::format("{}: expected centroids, which `lodestone train kmeans -m MODEL -f TEXT{} -o {}` "
+                    "makes, found no such file",
+                    where, roped ? " --rope on" : "", where));
   const MappedFile file(path);
   std::map<std::string, std::string> metadata;
   const auto tensors = parse_safetensors(file, &metadata);

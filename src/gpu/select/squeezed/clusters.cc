@@ -367,7 +367,7 @@ void GpuClusters::begin(const GpuStep& step) {
     to.end = ends_[static_cast<std::size_t>(to.parts++)];
   std::fill_n(steps, cuda::kMostClusterLevels, to);
   // Of a question that is cut into stretches, also the last and shorter one has theirs, as on the host.
-  listed_end_ = to.end > step.listed_end ? step.listed_end : 0;
+  listed_end_ = far_end > step.listed_end ? step.listed_end : 0;
   const std::int64_t together = stretch_of_questions_ == 0 ? count : stretch_of_questions_;
   for (int l = 0; l < choice->thresholds.levels(); ++l)
     steps[l].threshold = choice->thresholds.of(kind, together, l);

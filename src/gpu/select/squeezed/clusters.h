@@ -123,9 +123,10 @@ class GpuClusters : public GpuSelector {
   mutable bool fits_ = true;
   std::vector<Position> ends_;  // [parts]
   int stretch_ = 1;             ///< of the running step
-  Position listed_end_ = 0;     ///< GpuStep::listed_end of the running step, where it cuts the index; else 0
-  bool squares_ = false;        ///< how the clusters that are on the device are chosen
-  bool spreads_ = false;        ///< whether scores of the running step add them
+  Position listed_end_ =
+      0;                  ///< GpuStep::listed_end of the running step, where keys behind it are far; else 0
+  bool squares_ = false;  ///< how the clusters that are on the device are chosen
+  bool spreads_ = false;  ///< whether scores of the running step add them
   std::int64_t most_nodes_ = 0, most_keys_ = 0, nodes_of_layer_ = 0;
   cuda::Buffer centroids_;     // [L, Hkv, centroid_bytes()]
   cuda::Buffer scales_;        // [L, Hkv]
