@@ -403,7 +403,7 @@ TEST_F(ReportTest, SoFarItSaysOnHowManyQuestionsMeansRest) {
   const std::string so_far = "So far means rest on 3 of 6 questions and 1 of 2 tasks at 900 tokens.";
   EXPECT_THAT(text, HasSubstr("# Everything\n\nThis page shows what has been measured so far"));
   EXPECT_THAT(text, HasSubstr("3 about 3 texts at 900 tokens; 6 about 5 texts at 1200 tokens. " + so_far));
-  EXPECT_THAT(text, HasSubstr("\n\nkv, needle: " + so_far)) << "above the ranking";
+  EXPECT_THAT(text, HasSubstr("\n\nTasks kv, needle. " + so_far)) << "above the ranking";
   EXPECT_THAT(text, HasSubstr("Score by share of the bytes read, 900 tokens, context-dense. " + so_far));
   EXPECT_THAT(text, HasSubstr("Score by share of the bytes read, 1200 tokens, context-dense. `")) << "whole";
 }
