@@ -814,7 +814,6 @@ MethodInfo retrieval_method() {
             "on"}},
       .dense = {.sink = 128, .window = 512},
       .dense_layers = 0,
-      .revision = 2,
       .make = make_of<Retrieval, Options>,
       .index_bytes =
           [](const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
