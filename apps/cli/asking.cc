@@ -195,9 +195,11 @@ std::vector<AskedMethod> asked_methods(const std::vector<std::string>& specs, As
   return methods;
 }
 
-void say_why(const AskedMethod& method, const CommonFlags& common) {
-  if (!method.why.empty() && !common.quiet)
-    print_remark(fmt::format("attends by {}: {}", method.spec.str(), method.why));
+void say_why(const AskedMethod& method, const CommonFlags& common, bool exact) {
+  if (method.why.empty() || common.quiet) return;
+  const char* const does =
+      exact && method.spec.name != "full" ? "drafts, for full attention to verify," : "attends";
+  print_remark(fmt::format("{} by {}: {}", does, method.spec.str(), method.why));
 }
 
 void build_missing(const AskedFlags& flags, Context& context, const std::vector<Spec>& stored) {

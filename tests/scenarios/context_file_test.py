@@ -97,7 +97,7 @@ class RoundTrip(ProgramTest):
         drafts = exact["exact"]
         self.assertEqual(drafts["accepted"] + drafts["dense_steps"] + 1, exact["tokens_generated"])
         told = self.assert_done(run("ask", context, "Who?", "-n", "6", *sparse, "--exact"))
-        self.assertRegex(told.err, r"exact: \d+ of \d+ drafted tokens accepted in \d+ dense steps")
+        self.assertRegex(told.err, r"exact: full attention accepted \d+ of \d+ drafted tokens in \d+ steps?")
         self.assert_refused(run("ask", context, "Who?", "--exact", "--audit", "1"), "--audit", "--exact")
 
     def test_model_that_moved(self):

@@ -165,10 +165,10 @@ void remark(const Json& a) {
                   counted(a["tokens_reused"].get<std::int64_t>(), "token"),
                   a["tokens_prefilled"].get<std::int64_t>(), 100 * a["density"].get<double>(), seconds);
   line += cut_off(a["ended_by"].get<std::string>(), a["tokens_generated"].get<std::int64_t>());
-  if (a.contains("exact"))
-    line += fmt::format("; exact: {} of {} drafted tokens accepted in {} dense steps",
+  if (a.contains("exact") && a["exact"]["drafted"].get<std::int64_t>() > 0)
+    line += fmt::format("; exact: full attention accepted {} of {} drafted tokens in {}",
                         a["exact"]["accepted"].get<std::int64_t>(), a["exact"]["drafted"].get<std::int64_t>(),
-                        a["exact"]["dense_steps"].get<std::int64_t>());
+                        counted(a["exact"]["dense_steps"].get<std::int64_t>(), "step"));
   if (a.contains("dense_because")) line += "; dense: " + a["dense_because"].get<std::string>();
   if (a.contains("notice")) line += "; note: " + a["notice"].get<std::string>();
   if (a.contains("audit")) {
@@ -223,7 +223,7 @@ void run(const AskFlags& flags) {
   build_missing(flags.asked, context, stored);
   if (ranks() == nullptr) order_rows(context, flags);
   const Prompts prompts = prompts_of(flags.asked, text);
-  for (const AskedMethod& method : methods) say_why(method, flags.asked.common);
+  for (const AskedMethod& method : methods) say_why(method, flags.asked.common, flags.exact);
   settle_output();
   const std::string neutral = kNeutralQuestion;
   std::optional<SourceCheck> check;

@@ -24,7 +24,7 @@ struct DemoFlags {
 
 /// What is shown when nothing is asked for: methods that need an artefact only if the model has one.
 std::vector<std::string> usual_specs(const std::filesystem::path& model) {
-  std::vector<std::string> specs = {"full", "topk:k=64,window=512", "kmeans:probes=48,window=512"};
+  std::vector<std::string> specs = {"full", "topk:k=64,window=512", "kmeans:rope=on,probes=48,window=512"};
   if (std::filesystem::exists(model / "saap.safetensors")) specs.emplace_back("saap:probes=16,window=511");
   if (std::filesystem::exists(model / "hash.safetensors")) specs.emplace_back("hash:budget=1/32,window=512");
   specs.insert(specs.end(), {"random:fraction=5%,window=512", "streaming:window=512"});
@@ -102,7 +102,7 @@ void print_table(const std::vector<Question>& questions, const std::vector<Row>&
     print_text(fmt::format("\n{}\n", questions[i].text));
     for (const Row& row : rows) {
       const bool same = row.tokens[i] == rows.front().tokens[i];
-      print_text(fmt::format("  {:32} {:24} {}\n", row.attention, row.answers[i],
+      print_text(fmt::format("  {:36} {:20} {}\n", row.attention, row.answers[i],
                              same ? "as full attention" : "differs"));
     }
   }
