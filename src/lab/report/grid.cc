@@ -169,6 +169,8 @@ void MeasurementRunner::try_host_tier(std::span<const Suite> suites) {
     has_host_tier_ = true;
   } catch (const InputError& error) {
     skipped_.push_back({"kv_tier = host", error.what()});
+  } catch (const RunError& error) {
+    skipped_.push_back({"kv_tier = host", error.what()});
   }
 }
 
