@@ -52,7 +52,7 @@ void check_specs(const std::vector<std::string>& specs);
 /// Those of -a, attached. Without it: what `auto` chooses where it was measured, else all that the text was indexed
 /// for, else full attention.
 std::vector<AskedMethod> asked_methods(const std::vector<std::string>& specs, AskedText& text);
-/// Says what `auto` took.
+/// Says what `auto` took, and with `exact` that it drafts alone.
 void say_why(const AskedMethod& method, const CommonFlags& common, bool exact = false);
 /// Builds what the file holds no index for (`stored`: its methods), and says so where that takes its time.
 void build_missing(const AskedFlags& flags, Context& context, const std::vector<Spec>& stored);

@@ -125,10 +125,9 @@ class Context::Impl::IndexedRows {
 };
 
 WorkReport report_of(const ForwardWork& work, std::int64_t tokens);
-/// Whether keys are chosen by a prompt that is known before its answer (Branches).
 /// The GPUs that a context is asked for, and how they share a model and a text.
 GpuGroup gpu_group(const ContextOptions& options);
-
+/// Whether keys are chosen by a prompt that is known before its answer (Branches).
 bool chooses_by_prompt(const AttachedMethod& method);
 /// What the selectors of a method say of the text: the first that says something, and how many others do.
 std::string notice_of(const AttachedMethod& method);

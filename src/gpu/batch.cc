@@ -235,10 +235,9 @@ void CudaBatch::run_wide(std::span<const Token> tokens) {
     const Token& first = tokens[begin];
     std::size_t most = kWideRows;
     if (first.method != nullptr)
-      most = static_cast<std::size_t>(
-          std::clamp<std::int64_t>(first.method->selector->most_tokens(
-                                       first.select_end + first.row->dense.window - 1, first.row->phase),
-                                   1, kMostSparseTokens));
+      most = static_cast<std::size_t>(std::clamp<std::int64_t>(
+          first.method->selector->most_tokens(first.select_position(), first.row->phase), 1,
+          kMostSparseTokens));
     std::size_t end = begin;
     while (end < tokens.size() && end - begin < most && tokens[end].method == first.method) ++end;
     Pass pass = make_pass(tokens.subspan(begin, end - begin), false);
@@ -376,8 +375,7 @@ void CudaBatch::stage(Pass& pass) {
     s.ids[i] = t.id;
     s.absolute[i] = {number, at(t.position)};
     s.in_tail[i] = {number, at(t.position - t.seam)};
-    s.to_select[i] = {document_of(pass, number),
-                      at(t.method != nullptr ? t.select_end + t.row->dense.window - 1 : t.seam)};
+    s.to_select[i] = {document_of(pass, number), at(t.method != nullptr ? t.select_position() : t.seam)};
     s.in_document[i] = {group_of(pass, number).number + document_of(pass, number), at(t.seam)};
     if (t.method == nullptr) continue;
     s.in_near[i] = {number, at(t.seam - t.far_end - 1)};
@@ -893,11 +891,11 @@ void CudaBatch::count_sparse(const Pass& pass, const Group& group, int layer) co
                              .layer = layer,
                              .kv_heads = config_.kv_heads,
                              .token = selector.counted_token(t),
-                             .position = token.select_end + token.row->dense.window - 1};
-    const std::int64_t far = token.index_end - token.row->dense.sink;
+                             .position = token.select_position()};
+    const std::int64_t far = token.index_end - token.row->dense.sink,
+                       always = token.far_end - token.index_end;
     std::int64_t all_chosen = 0;
     for (const int head : heads) {
-      const std::int64_t always = token.far_end - token.index_end;
       const std::int64_t chosen = std::min(far, selector.listed(of, head) - always);
       all_chosen += selector.listed(of, head);
       work.attend += work_of(token.position + 1, far, chosen, token_bytes);

@@ -58,6 +58,8 @@ class CudaBatch final : public GpuBatch {
     GpuMethodState* method = nullptr;  ///< null: full attention
     float* logits = nullptr;           ///< where they go; null: none are wanted
     TokenId* largest = nullptr;        ///< where the token of the largest goes instead
+    /// Of a sparse token: the position that its selector is told, whose window begins at select_end.
+    std::int64_t select_position() const { return select_end + row->dense.window - 1; }
   };
   /// A document, and who chooses its far keys: null for full attention.
   struct Asked {
