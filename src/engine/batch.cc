@@ -241,7 +241,9 @@ bool asked_together(const Context::Impl& document, MethodId method) {
     return false;
   if (method == kDense) return true;
   const AttachedMethod& attached = document.methods.at(static_cast<std::size_t>(method));
-  return document.gpu->chooses(attached.selectors) && !chooses_by_prompt(attached);
+  const bool goes_by_mass = std::ranges::any_of(
+      attached.selectors, [](const Selector* s) { return s != nullptr && s->wants_mass(); });
+  return !goes_by_mass && !chooses_by_prompt(attached);
 }
 
 ModelOnGpu put_on_gpu(const Model& model, DType kv_type) {
@@ -290,6 +292,7 @@ void BatchRunner::run_on_gpu(std::span<BatchRow* const> rows) {
                       sequence.room));
     if (held.insert(&document.choosing).second) choosing.emplace_back(document.choosing, std::defer_lock);
     const AttachedMethod* const method = method_of(*row);
+    const bool on_host = method != nullptr && sequence.host_chooses();
     row->work = {};
     row->token = -1;
     const DType type = document.parts().options.kv_type;
@@ -302,6 +305,9 @@ void BatchRunner::run_on_gpu(std::span<BatchRow* const> rows) {
                            .selectors = method != nullptr ? method->selectors : std::span<Selector* const>{},
                            .dense = method != nullptr ? method->spec.dense : LocalWindow{},
                            .far_limit = sequence.far_limit,
+                           .kv = on_host ? &document.parts().kv : nullptr,
+                           .id = sequence.id,
+                           .by_id = sequence.by_id,
                            .rows = row->rows,
                            .rope = &document.parts().rope,
                            .work = &row->work,
@@ -313,7 +319,14 @@ void BatchRunner::run_on_gpu(std::span<BatchRow* const> rows) {
   std::vector<BatchRow*> order;
   std::vector<float> logits;
   for (const auto& [type, step] : steps) {
-    gpu_batch(*of_type[type].front()->sequence).forward(step, logits);
+    try {
+      gpu_batch(*of_type[type].front()->sequence).forward(step, logits);
+    } catch (...) {  // selectors may have seen tokens that do not count
+      for (auto& lock : choosing) lock.unlock();
+      for (BatchRow* const row : rows)
+        if (row->sequence->host_chooses()) row->sequence->roll_back(row->sequence->tokens());
+      throw;
+    }
     gpu_logits_.empty()
         ? gpu_logits_.swap(logits)
         : static_cast<void>(gpu_logits_.insert(gpu_logits_.end(), logits.begin(), logits.end()));

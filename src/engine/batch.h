@@ -48,9 +48,9 @@ struct ModelOnGpu {
 /// InputError or RunError where questions about documents with keys and values of this type cannot be answered there.
 ModelOnGpu put_on_gpu(const Model& model, DType kv_type);
 
-/// Whether a BatchRunner takes questions by this method about a document of the context: on the host all; on a GPU of
-/// methods that choose there, whatever the prompt, about keys and values that lie there. What it does not take can be
-/// asked in place.
+/// Whether a BatchRunner takes questions by this method about a document of the context: on the host all; on a GPU those
+/// about keys and values that lie there, by methods that choose by their queries alone, whatever the prompt and the
+/// weights of earlier keys. What it does not take can be asked in place.
 bool asked_together(const Context::Impl& document, MethodId method);
 
 /// For branches of documents.

@@ -207,28 +207,31 @@ void Context::Impl::require_room(std::int64_t more) const {
 ForwardWork Context::Impl::forward(const Step& step, const AttachedMethod* method, LogitRows rows) {
   const bool sparse = !step.selectors.empty();
   if (gpu == nullptr) return llama.forward(step, rope, rows, logits);
-  AttachedMethod* const own = sparse ? &methods[static_cast<std::size_t>(method - methods.data())] : nullptr;
-  const auto index_on_host = [&] {
-    host_kv();
-    if (sparse && !own->built_on_host && own->chosen_by != ChosenBy::host) build_on_host(*own, {});
-  };
+  const MethodId own = sparse ? static_cast<MethodId>(method - methods.data()) : kDense;
   const auto note = [&](const std::string& what) {
     if (std::ranges::find(on_host, what) == on_host.end()) on_host.push_back(what);
   };
   if (const std::string reason = why_on_host(step, method); !reason.empty()) {
     note(reason);
-    index_on_host();
+    prepare_to_choose(own);
     return llama.forward(step, rope, rows, logits);
   }
   if (sparse && !gpu->chooses(step.selectors)) {
-    if (!gpu->keys_on_host()) note("the choice of keys by " + own->spec.str());
+    if (!gpu->keys_on_host()) note(choice_on_host(method->spec));
     // Before build_indexes there is no index, on any device.
-    own->built ? index_on_host() : static_cast<void>(host_kv());
+    prepare_to_choose(method->built ? own : kDense);
   } else if (writes_to_host(*gpu, step)) {
     host_kv();
   }
   gpu->upload(kv);
   return gpu->forward(step, rope, rows, logits);
+}
+
+void Context::Impl::prepare_to_choose(MethodId method) {
+  host_kv();
+  if (method == kDense) return;
+  AttachedMethod& own = methods[static_cast<std::size_t>(method)];
+  if (!own.built_on_host && own.chosen_by != ChosenBy::host) build_on_host(own, {});
 }
 
 /// Whether the masses that are wanted, of a dense step, are all that is wanted, and the GPU finds them.
@@ -253,9 +256,15 @@ std::string Context::Impl::why_on_host(const Step& step, const AttachedMethod* m
 
 /// What of `on_host` is new behind the first `known`, as a remark.
 std::string Context::Impl::remark_on_host(std::size_t known) const {
-  if (on_host.size() <= known) return {};
-  return fmt::format("on the host, not on the GPU: {}",
-                     fmt::join(on_host.begin() + static_cast<std::ptrdiff_t>(known), on_host.end(), "; "));
+  return lode::remark_on_host(std::span(on_host).subspan(std::min(known, on_host.size())));
+}
+
+std::string choice_on_host(const Spec& spec) {
+  return "the choice of keys by " + spec.str();
+}
+
+std::string remark_on_host(std::span<const std::string> what) {
+  return what.empty() ? "" : fmt::format("on the host, not on the GPU: {}", fmt::join(what, "; "));
 }
 
 std::int64_t Context::Impl::joint_query_tokens(MethodId method) const {

@@ -71,6 +71,8 @@ struct Context::Impl {
   std::vector<std::string> on_host;  ///< what ran on the host though a GPU was asked for, each thing once
 
   std::int64_t tokens() const { return std::ssize(ids); }
+  /// What the host needs to choose a method's keys of a context on the GPU: the rows, and an index where that is made.
+  void prepare_to_choose(MethodId method);
   KvStore& host_kv();                     ///< with the keys and values of all tokens
   MethodId find(const Spec& spec) const;  ///< -2 when it is not attached
   /// One forward pass of tokens under a method, chunked by options.chunk; logits of the last token unless
@@ -129,6 +131,10 @@ WorkReport report_of(const ForwardWork& work, std::int64_t tokens);
 GpuGroup gpu_group(const ContextOptions& options);
 /// Whether keys are chosen by a prompt that is known before its answer (Branches).
 bool chooses_by_prompt(const AttachedMethod& method);
+/// What the host does for a context on the GPU where it chooses a method's keys.
+std::string choice_on_host(const Spec& spec);
+/// Says what the host did in a GPU's place; empty for nothing.
+std::string remark_on_host(std::span<const std::string> what);
 /// What the selectors of a method say of the text: the first that says something, and how many others do.
 std::string notice_of(const AttachedMethod& method);
 

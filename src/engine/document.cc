@@ -87,16 +87,25 @@ AttachedMethod* Document::Impl::method_of(const Spec& spec) const {
 namespace {
 
 /// A text that was appended to is indexed as far as its last window: here every key may become far at once.
+void complete_index(Context::Impl& c, AttachedMethod& method) {
+  for (std::size_t layer = 0; layer < method.selectors.size(); ++layer) {
+    Selector* const selector = method.selectors[layer];
+    if (selector == nullptr) continue;
+    const Context::Impl::IndexedRows rows(c, method, static_cast<int>(layer));
+    const std::int64_t end = std::min<std::int64_t>(rows.view().tokens, far_limit_of(c.tokens(), method));
+    selector->append(0, rows.view(), static_cast<Position>(end));
+  }
+}
+
+/// Of every method that the host chooses by.
 void complete_indexes(Context& context) {
   Context::Impl& c = context.impl();
-  if (c.gpu != nullptr) return;
-  for (AttachedMethod& method : c.methods)
-    for (std::size_t layer = 0; method.built && layer < method.selectors.size(); ++layer)
-      if (Selector* const selector = method.selectors[layer]; selector != nullptr) {
-        const Context::Impl::IndexedRows rows(c, method, static_cast<int>(layer));
-        const std::int64_t end = std::min<std::int64_t>(rows.view().tokens, far_limit_of(c.tokens(), method));
-        selector->append(0, rows.view(), static_cast<Position>(end));
-      }
+  for (std::size_t i = 0; i < c.methods.size(); ++i) {
+    AttachedMethod& method = c.methods[i];
+    if (!method.built || (c.gpu != nullptr && c.gpu->chooses(method.selectors))) continue;
+    if (c.gpu != nullptr) c.prepare_to_choose(static_cast<MethodId>(i));
+    complete_index(c, method);
+  }
 }
 
 }  // namespace

@@ -462,13 +462,21 @@ Answer RunningAnswer::finish(Ending ending) {
     answer_.full_layers = audit_->fallen_back();
     if (!answer_.full_layers.empty()) g.work.notice = audit_->notice();
   }
-  if (const std::string remark = sequence_->context().remark_on_host(on_host_); !remark.empty())
+  if (const std::string remark = remark_on_host(); !remark.empty())
     g.work.notice += (g.work.notice.empty() ? "" : "; ") + remark;
   if (!sources_failed_.empty()) g.work.notice += (g.work.notice.empty() ? "" : "; ") + sources_failed_;
   const std::int64_t tokens = generated() > 0 ? held() : sequence_->tokens();
   answer_.sources.mass = attended_.finish();
   answer_.sources.mass.resize(request_.want_sources ? static_cast<std::size_t>(tokens) : 0);
   return std::move(answer_);
+}
+
+/// What the host did in a GPU's place. In place the context has written down what was new.
+std::string RunningAnswer::remark_on_host() const {
+  if (sequence_->in_place()) return sequence_->context().remark_on_host(on_host_);
+  if (!sequence_->host_chooses()) return {};
+  const std::string choice = choice_on_host(sequence_->method()->spec);
+  return lode::remark_on_host({&choice, 1});
 }
 
 ReadPrompt RunningAnswer::release() {

@@ -72,6 +72,7 @@ class RunningAnswer {
   void begin();
   bool take_next(std::span<float> logits);
   TokenId forced();
+  std::string remark_on_host() const;
   const Model& model() const { return *sequence_->context().model; }
   std::int64_t max_tokens() const { return sequence_->context().options.max_tokens; }
   bool exact() const { return request_.exact && sequence_->method() != nullptr; }

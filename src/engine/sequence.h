@@ -35,6 +35,8 @@ class Sequence {
   std::int64_t tokens() const { return in_place() ? context_.tokens() : begin_ + std::ssize(ids); }
   /// Question tokens that choose their keys together (Selector): 1 = each for itself, 0 = all.
   std::int64_t joint_tokens() const;
+  /// Whether its document is on a GPU, which attends to keys that the host chooses by the method.
+  bool host_chooses() const;
   /// Whether a prompt that is known before its answer decides which keys the answer attends to (Branches). Not in branches whose
   /// document is on a GPU, where selectors know no branches, and not where ranks share the keys.
   bool chooses_by_prompt() const;

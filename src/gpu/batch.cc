@@ -40,6 +40,22 @@ CudaContext& on_gpu(GpuContext& context) {
   return dynamic_cast<CudaContext&>(context);
 }
 
+/// Of a question, how many tokens choose together on the host (Selector::joint_query_tokens).
+std::int64_t joint_tokens(std::span<Selector* const> selectors) {
+  for (const Selector* const selector : selectors)
+    if (selector != nullptr) return selector->joint_query_tokens();
+  return 1;
+}
+
+/// The host chooses for a batch by queries alone.
+void expect_asked_by_queries(std::span<Selector* const> selectors) {
+  if (std::ranges::any_of(selectors, [](const Selector* s) { return s != nullptr && s->wants_mass(); }))
+    throw InputError(
+        "questions asked together on a GPU: expected a method that chooses by its queries, found one that "
+        "goes by the "
+        "weights of earlier keys (h2o): use another one, or the CPU");
+}
+
 }  // namespace
 
 std::string why_no_gpu_batch(const GpuModel& model, DType kv_type) {
@@ -80,7 +96,8 @@ CudaBatch::CudaBatch(const ModelConfig& config, std::shared_ptr<const CudaModel>
   const char* const what = "the activations of a batch";
   staged_there_ = cuda::Buffer(sizeof(Staged), what);
   staged_ = cuda::PinnedBuffer(sizeof(Staged));
-  layer_bases_ = cuda::PinnedBuffer(2 * config.layers * kMostSparseTokens * std::int64_t{sizeof(char*)});
+  layer_bases_ = cuda::PinnedBuffer(config.layers * (kMostSparseTokens + std::int64_t{kWideRows}) *
+                                    std::int64_t{sizeof(char*)});
   layer_bases_there_ = cuda::Buffer(layer_bases_.bytes(), what);
   frequencies_ = cuda::Buffer(LayerTurns::frequency_bytes(config), what);
   no_rows_ =
@@ -147,11 +164,9 @@ std::vector<CudaBatch::Token> CudaBatch::tokens_of(const GpuBatchRow& row, float
   GpuMethodState* method = nullptr;
   if (!row.selectors.empty()) {
     method = document.method_of(row.selectors);
-    if (method == nullptr)
-      throw InputError(
-          "questions asked together on a GPU: expected a method that chooses its keys there, found one that "
-          "the host chooses for: use full, or the CPU");
+    if (method == nullptr) expect_asked_by_queries(row.selectors);
   }
+  const bool on_host = !row.selectors.empty() && method == nullptr;
   const std::int64_t seam = whole_blocks(document.tokens_);
   std::vector<Token> tokens;
   for (std::size_t t = 0; t < row.tokens.size(); ++t) {
@@ -161,13 +176,13 @@ std::vector<CudaBatch::Token> CudaBatch::tokens_of(const GpuBatchRow& row, float
                    .position = document.tokens_ + row.earlier + static_cast<std::int64_t>(t),
                    .seam = seam,
                    .document = &document};
-    const std::int64_t behind = std::min<std::int64_t>(token.position + 1 - row.dense.window, row.far_limit);
-    const bool as_a_whole = row.dense.from_context;
-    token.far_end =
-        std::clamp<std::int64_t>(whole_blocks(behind + (as_a_whole ? kBlockTokens - 1 : 0)), 0, seam);
-    token.index_end = as_a_whole ? std::clamp<std::int64_t>(behind, 0, token.far_end) : token.far_end;
-    token.select_end = as_a_whole ? std::max(behind, token.far_end) : token.far_end;
-    if (method != nullptr && token.index_end > row.dense.sink) token.method = method;
+    // Tokens that choose together on the host have the first one's far keys.
+    const std::int64_t from =
+        on_host && joint_tokens(row.selectors) != 1 && t > 0 ? tokens.front().position : token.position;
+    find_far_keys(row, std::min<std::int64_t>(from + 1 - row.dense.window, row.far_limit), token);
+    const bool far = token.index_end > row.dense.sink;
+    if (far) token.method = method;
+    token.host_chooses = on_host && far;
     const bool last = t + 1 == row.tokens.size();
     if (row.largest != nullptr && row.phase == Phase::generation && row.tokens.size() == 1) {
       token.largest = row.largest;
@@ -178,6 +193,19 @@ std::vector<CudaBatch::Token> CudaBatch::tokens_of(const GpuBatchRow& row, float
     tokens.push_back(token);
   }
   return tokens;
+}
+
+/// Of a token whose keys in front of `behind` are far.
+void CudaBatch::find_far_keys(const GpuBatchRow& row, std::int64_t behind, Token& token) {
+  const bool as_a_whole = row.dense.from_context;
+  token.far_end =
+      std::clamp<std::int64_t>(whole_blocks(behind + (as_a_whole ? kBlockTokens - 1 : 0)), 0, token.seam);
+  token.index_end = as_a_whole ? std::clamp<std::int64_t>(behind, 0, token.far_end) : token.far_end;
+  token.select_end = as_a_whole ? std::max(behind, token.far_end) : token.far_end;
+}
+
+CudaBatch::Asked CudaBatch::asked_by(const Token& token) {
+  return {token.document, token.method, token.host_chooses ? token.row->selectors.data() : nullptr};
 }
 
 void CudaBatch::forward(std::span<const GpuBatchRow> rows, std::vector<float>& logits) {
@@ -210,7 +238,7 @@ void CudaBatch::forward(std::span<const GpuBatchRow> rows, std::vector<float>& l
 /// that differ have passes of their own.
 void CudaBatch::run_narrow(std::span<Token> tokens) {
   const auto place = [](const Token& t) {
-    return std::tuple(t.document->number_, t.method != nullptr ? t.method->number : 0);
+    return std::tuple(t.document->number_, t.method != nullptr ? t.method->number : 0, asked_by(t).on_host);
   };
   std::stable_sort(tokens.begin(), tokens.end(),
                    [&](const Token& a, const Token& b) { return place(a) < place(b); });
@@ -238,8 +266,12 @@ void CudaBatch::run_wide(std::span<const Token> tokens) {
       most = static_cast<std::size_t>(std::clamp<std::int64_t>(
           first.method->selector->most_tokens(first.select_position(), first.row->phase), 1,
           kMostSparseTokens));
+    if (first.host_chooses) {
+      const auto joint = static_cast<std::size_t>(joint_tokens(first.row->selectors));
+      if (joint > 0 && joint < most) most = most / joint * joint;
+    }
     std::size_t end = begin;
-    while (end < tokens.size() && end - begin < most && tokens[end].method == first.method) ++end;
+    while (end < tokens.size() && end - begin < most && asked_by(tokens[end]) == asked_by(first)) ++end;
     Pass pass = make_pass(tokens.subspan(begin, end - begin), false);
     run(pass);
     begin = end;
@@ -251,7 +283,7 @@ CudaBatch::Pass CudaBatch::make_pass(std::span<const Token> tokens, bool narrow)
   int documents = 0;
   for (int i = 0; i < pass.count(); ++i) {
     const Token& token = tokens[static_cast<std::size_t>(i)];
-    const Asked asked = {token.document, token.method};
+    const Asked asked = asked_by(token);
     if (pass.groups.empty() || !joins(pass.groups.back(), asked))
       pass.groups.push_back({.asked = {asked}, .first = i, .number = documents});
     if (pass.groups.back().asked.back() != asked) pass.groups.back().asked.push_back(asked);
@@ -260,7 +292,7 @@ CudaBatch::Pass CudaBatch::make_pass(std::span<const Token> tokens, bool narrow)
     pass.wants_logits |= token.logits != nullptr;
     pass.wants_largest |= token.largest != nullptr;
     pass.longest_tail = std::max(pass.longest_tail, token.position + 1 - token.seam);
-    if (token.method != nullptr) pass.longest_near = std::max(pass.longest_near, token.seam - token.far_end);
+    if (token.sparse()) pass.longest_near = std::max(pass.longest_near, token.seam - token.far_end);
   }
   pass.longest_tail = power_above(pass.longest_tail);
   if (pass.longest_near > 0) pass.longest_near = power_above(pass.longest_near);
@@ -289,7 +321,7 @@ void CudaBatch::run(Pass& pass) {
 
 /// A pass of generated tokens is captured when its like comes a second time, and replayed from then on.
 void CudaBatch::enqueue_or_replay(const Pass& pass) {
-  if (!pass.narrow) return enqueue(pass);
+  if (!pass.narrow || pass.host_chooses()) return enqueue(pass);
   if (graphs_.size() > kMostGraphs) graphs_.clear();
   const auto [at, fresh] = graphs_.try_emplace(key_of(pass));
   if (fresh) return enqueue(pass);
@@ -315,7 +347,7 @@ std::vector<std::uint64_t> CudaBatch::key_of(const Pass& pass) const {
       number(pass.longest_tail), number(pass.longest_near),
       number(pass.single()),     std::bit_cast<std::uint32_t>(rope_scale_)};
   for (const Group& group : pass.groups) {
-    for (const auto& [document, method] : group.asked) {
+    for (const auto& [document, method, on_host] : group.asked) {
       key.push_back(document->number_);
       key.push_back(method != nullptr ? method->number : 0);
     }
@@ -338,7 +370,7 @@ void CudaBatch::prepare(const Pass& pass) {
   for (const Group& group : pass.groups) {
     if (group.method() == nullptr) continue;
     std::vector<GpuSelector*> selectors;
-    for (const auto& [document, method] : group.asked) {
+    for (const auto& [document, method, on_host] : group.asked) {
       document->set_frequencies(*pass.rope);
       document->prepare(*method);
       document->stream_.synchronize();
@@ -375,9 +407,9 @@ void CudaBatch::stage(Pass& pass) {
     s.ids[i] = t.id;
     s.absolute[i] = {number, at(t.position)};
     s.in_tail[i] = {number, at(t.position - t.seam)};
-    s.to_select[i] = {document_of(pass, number), at(t.method != nullptr ? t.select_position() : t.seam)};
+    s.to_select[i] = {document_of(pass, number), at(t.sparse() ? t.select_position() : t.seam)};
     s.in_document[i] = {group_of(pass, number).number + document_of(pass, number), at(t.seam)};
-    if (t.method == nullptr) continue;
+    if (!t.sparse()) continue;
     s.in_near[i] = {number, at(t.seam - t.far_end - 1)};
   }
   stage_documents(pass);
@@ -416,8 +448,7 @@ const CudaBatch::Group& CudaBatch::group_of(const Pass& pass, int token) {
 std::int32_t CudaBatch::document_of(const Pass& pass, int token) {
   const Token& t = pass.tokens[static_cast<std::size_t>(token)];
   const Group& group = group_of(pass, token);
-  return static_cast<std::int32_t>(std::ranges::find(group.asked, Asked{t.document, t.method}) -
-                                   group.asked.begin());
+  return static_cast<std::int32_t>(std::ranges::find(group.asked, asked_by(t)) - group.asked.begin());
 }
 
 /// Where each layer of every document begins, and of each sparse token the keys that are near.
@@ -426,14 +457,15 @@ void CudaBatch::stage_documents(const Pass& pass) {
   auto** const near = documents + config_.layers * kMostSparseTokens;
   for (int layer = 0; layer < config_.layers; ++layer) {
     const auto of_layer = [&](const CudaContext& document) { return document.range_.layer(layer); };
-    const std::int64_t row = std::int64_t{layer} * kMostSparseTokens;
+    const std::int64_t row = std::int64_t{layer} * kMostSparseTokens,
+                       near_row = std::int64_t{layer} * kWideRows;
     for (const Group& group : pass.groups)
       for (std::size_t i = 0; i < group.asked.size(); ++i)
         documents[row + group.number + static_cast<std::int64_t>(i)] = of_layer(*group.asked[i].document);
     for (std::size_t i = 0; i < pass.tokens.size(); ++i) {
       const Token& t = pass.tokens[i];
-      if (t.method != nullptr)
-        near[row + static_cast<std::int64_t>(i)] =
+      if (t.sparse())
+        near[near_row + static_cast<std::int64_t>(i)] =
             of_layer(*t.document) +
             t.far_end / kBlockTokens * t.document->range_.layout(layer).block_stride();
     }
@@ -751,6 +783,7 @@ void CudaBatch::report_masses(int layer, const Pass& pass) {
 }
 
 bool CudaBatch::attends_all(const Group& group, int layer) const {
+  if (group.on_host() != nullptr) return group.on_host()[layer] == nullptr;
   return group.method() == nullptr || !group.method()->layers[static_cast<std::size_t>(layer)];
 }
 
@@ -776,8 +809,8 @@ cuda::Queries CudaBatch::near_of(int layer, const Group& group) const {
   const Staged& s = *staged_.as<Staged>();
   cuda::Queries near = of_group(group, layer, near_.as<float>(), near_lse_.as<float>());
   near.tokens = there(s.in_near)->data() + group.first;
-  near.bases =
-      layer_bases_there_.as<const char*>() + (std::int64_t{config_.layers} + layer) * kMostSparseTokens;
+  near.bases = layer_bases_there_.as<const char*>() + std::int64_t{config_.layers} * kMostSparseTokens +
+               std::int64_t{layer} * kWideRows;
   return near;
 }
 std::int64_t CudaBatch::longest_near(const Pass& pass) {
@@ -802,15 +835,78 @@ int CudaBatch::attend_chosen(int layer, const Pass& pass, const Group& group, cu
   const cuda::StreamHandle stream = stream_.get();
   const cuda::Queries far = of_group(group, layer, far_.as<float>(), far_lse_.as<float>());
   cuda::RowLists lists =
-      group.method()->selector->select(layer, far, q_unrotated_.as<float>() + row * d, stream);
+      group.on_host() != nullptr
+          ? choose_on_host(layer, pass, group)
+          : group.method()->selector->select(layer, far, q_unrotated_.as<float>() + row * d, stream);
   lists.window = 0;  // what is near is attended to below
   std::int64_t longest = 0;
   for (const Asked& asked : group.asked) longest = std::max(longest, asked.document->options_.max_tokens);
-  attend_rows_decode(far, lists, longest, workspace_.as<void>(), stream);
+  attend_lists(far, lists, longest, workspace_.as<void>(), stream);
+  if (!all_choose(layer, pass)) attend_near(layer, pass, group);
   const cuda::Queries near = near_of(layer, group);
-  if (!all_choose(layer, pass)) attend_full_decode(near, longest_near(pass), workspace_.as<void>(), stream);
   states[0] = {far.o, far.lse}, states[1] = {near.o, near.lse}, states[2] = tail;
   return 3;
+}
+
+/// As many tokens at a time as the workspace has room for.
+void CudaBatch::attend_near(int layer, const Pass& pass, const Group& group) {
+  const cuda::Queries near = near_of(layer, group);
+  const std::int64_t heads = config_.query_heads, d = config_.head_dim;
+  for (int first = 0; first < near.count; first += kMostSparseTokens) {
+    cuda::Queries some = near;
+    some.count = std::min(kMostSparseTokens, near.count - first);
+    some.tokens += first;
+    some.q += first * heads * d;
+    some.o += first * heads * d;
+    some.lse += first * heads;
+    attend_full_decode(some, longest_near(pass), workspace_.as<void>(), stream_.get());
+  }
+}
+
+/// Tokens of one sequence side by side, with the same far keys, choose in one call.
+std::vector<HostChoice::Part> CudaBatch::parts_on_host(int layer, std::span<const Token> tokens) {
+  std::vector<HostChoice::Part> parts;
+  const Token* before = nullptr;
+  for (const Token& token : tokens) {
+    const GpuBatchRow& row = *token.row;
+    const bool goes_on =
+        before != nullptr && before->row == token.row && before->index_end == token.index_end;
+    before = &token;
+    if (goes_on) {
+      ++parts.back().block.tokens;
+      continue;
+    }
+    const bool by_id = !row.by_id.empty() && row.by_id[static_cast<std::size_t>(layer)] != 0;
+    parts.push_back({.block = {.sequence = by_id ? row.id : 0,
+                               .phase = row.phase,
+                               .begin = static_cast<Position>(token.position),
+                               .tokens = 1,
+                               .q = {},
+                               .q_unrotated = {},
+                               .kv = row.kv->layer(layer),
+                               .far_begin = static_cast<Position>(row.dense.sink),
+                               .far_limit = static_cast<Position>(token.index_end)},
+                     .near_begin = static_cast<Position>(token.far_end),
+                     .work = row.work});
+  }
+  return parts;
+}
+
+cuda::RowLists CudaBatch::choose_on_host(int layer, const Pass& pass, const Group& group) {
+  const auto tokens =
+      pass.tokens.subspan(static_cast<std::size_t>(group.first), static_cast<std::size_t>(group.count));
+  std::vector<HostChoice::Part> parts = parts_on_host(layer, tokens);
+  const LayerGeometry geometry = {.layer = layer,
+                                  .query_heads = config_.query_heads,
+                                  .kv_heads = config_.kv_heads,
+                                  .head_dim = config_.head_dim,
+                                  .scale = score_scale(config_),
+                                  .dense = tokens.front().row->dense,
+                                  .rope = &turns_.of(layer, *pass.rope).rope,
+                                  .pool = group.leader().document->options_.pool};
+  const std::int64_t first = std::int64_t{group.first} * config_.query_heads * config_.head_dim;
+  return host_choice_.choose(parts, *group.on_host()[layer], geometry, q_.as<float>() + first,
+                             q_unrotated_.as<float>() + first, stream_);
 }
 
 void CudaBatch::enqueue_head(const Pass& pass) {
@@ -864,15 +960,14 @@ void CudaBatch::count_work(const Pass& pass) const {
       const std::int64_t token_bytes = 2 * pool_->range().layout(layer).row_bytes();
       const std::int64_t window = config_.plan.layer(layer).window;
       if (window == 0 && !attends_all(group, layer)) {
-        count_sparse(pass, group, layer);
+        if (group.method() != nullptr) count_sparse(pass, group, layer);  // the host has counted its own
         continue;
       }
       for (int t = group.first; t < group.first + group.count; ++t) {
         const Token& token = pass.tokens[static_cast<std::size_t>(t)];
         const std::int64_t all = token.position + 1, keys = window > 0 ? std::min(window, all) : all;
         // Far keys of a method's dense layers are attended to, all of them.
-        const std::int64_t far =
-            token.method != nullptr && window == 0 ? token.index_end - token.row->dense.sink : 0;
+        const std::int64_t far = token.sparse() && window == 0 ? token.index_end - token.row->dense.sink : 0;
         for (int head = 0; head < config_.kv_heads_of(layer); ++head)
           token.row->work->attend += work_of(keys, far, far, token_bytes);
       }

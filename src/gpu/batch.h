@@ -12,8 +12,12 @@
 // whole (LocalWindow::from_context): near keys begin with the block behind its end, and keys between are listed. Where
 // it ends in the document's last block, which tails begin with, keys of that block are taken out of the lists. A
 // question's tokens choose kMostSparseTokens at a time, also by methods whose questions choose as a whole elsewhere.
+//
+// Methods that the GPU has no selector for are asked on the host, among the document's rows there: each layer waits for
+// its queries, and passes with such rows are not captured. Their questions choose kWideRows tokens at a time.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <memory>
@@ -24,6 +28,7 @@
 #include "gpu/layers/delta_layers.h"
 #include "gpu/layers/latent_layers.h"
 #include "gpu/layers/layer_rows.h"
+#include "gpu/select/host_choice.h"
 #include "gpu/tail_pool.h"
 #include "kernels/cuda/attend/merge_states.h"
 #include "kernels/cuda/device/event.h"
@@ -55,16 +60,19 @@ class CudaBatch final : public GpuBatch {
     std::int64_t select_end =
         0;  ///< the selector chooses among keys in front of it; it lists none behind the seam
     CudaContext* document = nullptr;
-    GpuMethodState* method = nullptr;  ///< null: full attention
-    float* logits = nullptr;           ///< where they go; null: none are wanted
-    TokenId* largest = nullptr;        ///< where the token of the largest goes instead
+    GpuMethodState* method = nullptr;  ///< null: full attention, or the host chooses
+    bool host_chooses = false;
+    float* logits = nullptr;     ///< where they go; null: none are wanted
+    TokenId* largest = nullptr;  ///< where the token of the largest goes instead
+    bool sparse() const { return method != nullptr || host_chooses; }
     /// Of a sparse token: the position that its selector is told, whose window begins at select_end.
     std::int64_t select_position() const { return select_end + row->dense.window - 1; }
   };
-  /// A document, and who chooses its far keys: null for full attention.
+  /// A document, and who chooses its far keys: nobody for full attention.
   struct Asked {
     CudaContext* document = nullptr;
     GpuMethodState* method = nullptr;
+    Selector* const* on_host = nullptr;  ///< [L] who choose on the host
     bool operator==(const Asked&) const = default;
   };
   /// Tokens side by side that attend in one way: to one document, or to several whose selectors choose in one
@@ -76,6 +84,7 @@ class CudaBatch final : public GpuBatch {
     int number = 0;  ///< of its first document among all of the pass
     const Asked& leader() const { return asked[leading]; }
     GpuMethodState* method() const { return leader().method; }
+    Selector* const* on_host() const { return leader().on_host; }
   };
   /// What one pass runs on.
   struct Pass {
@@ -86,6 +95,9 @@ class CudaBatch final : public GpuBatch {
     std::int64_t longest_tail = 0, longest_near = 0;  ///< rounded up to powers of two
     std::vector<cuda::DeltaRows> states = {};  ///< of each sequence side by side, where layers are recurrent
     int count() const { return static_cast<int>(tokens.size()); }
+    bool host_chooses() const {
+      return std::ranges::any_of(groups, [](const Group& group) { return group.on_host() != nullptr; });
+    }
     /// Of recurrent layers: whether each token is of a sequence of its own.
     bool single() const { return states.size() == tokens.size(); }
   };
@@ -132,11 +144,16 @@ class CudaBatch final : public GpuBatch {
   std::int64_t longest_document(const Pass& pass) const;
   void add_sinks(int layer, const Pass& pass);
   void report_masses(int layer, const Pass& pass);
+  static Asked asked_by(const Token& token);
+  static void find_far_keys(const GpuBatchRow& row, std::int64_t behind, Token& token);
   static bool joins(Group& group, const Asked& asked);
   bool attends_all(const Group& group, int layer) const;
   bool all_choose(int layer, const Pass& pass) const;
   cuda::StatePlanes read_document(int layer, const Pass& pass, const Group& group, cuda::StreamHandle stream);
   int attend_chosen(int layer, const Pass& pass, const Group& group, cuda::StatePart (&states)[3]);
+  static std::vector<HostChoice::Part> parts_on_host(int layer, std::span<const Token> tokens);
+  cuda::RowLists choose_on_host(int layer, const Pass& pass, const Group& group);
+  void attend_near(int layer, const Pass& pass, const Group& group);
   void take_logits(const Pass& pass);
   void count_work(const Pass& pass) const;
   void count_sparse(const Pass& pass, const Group& group, int layer) const;
@@ -168,7 +185,7 @@ class CudaBatch final : public GpuBatch {
   cuda::Buffer staged_there_;
   cuda::PinnedBuffer staged_;
   // Where each layer of the pass's documents begins, [L, kMostSparseTokens]; then where the first near key of
-  // each sparse token lies, the same.
+  // each sparse token lies, [L, kWideRows].
   cuda::PinnedBuffer layer_bases_;
   cuda::Buffer layer_bases_there_;
   LayerTurns turns_;
@@ -187,6 +204,7 @@ class CudaBatch final : public GpuBatch {
       window_counts_;  // [kMostSparseTokens, Hkv], with [capacity] for the second
   std::int64_t window_capacity_ = 0;
   MassFinder masses_;
+  HostChoice host_choice_;
   std::vector<float> frequencies_set_;
   float rope_scale_ = 1.0f;
   std::map<std::vector<std::uint64_t>, cuda::Graph> graphs_;  ///< empty ones: seen once

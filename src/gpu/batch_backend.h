@@ -30,6 +30,11 @@ struct GpuBatchRow {
   std::span<Selector* const> selectors;  ///< [L] the document's; empty = full attention
   LocalWindow dense;
   Position far_limit = QueryBlock::kNoLimit;
+  /// Where the host chooses (GpuContext::chooses): the document's rows there, and by which number the selectors of the
+  /// marked layers know the sequence (Branches).
+  const KvStore* kv = nullptr;
+  std::int32_t id = 0;
+  std::span<const std::uint8_t> by_id = {};  // [L]
   LogitRows rows = LogitRows::last_of_each;
   const Rope* rope = nullptr;
   ForwardWork* work = nullptr;  ///< to add to

@@ -194,7 +194,6 @@ class CudaContext final : public GpuContext {
   void attend_split(int layer, const Run& run, ForwardWork& work);
   void attend_window(int layer, const Run& run);
   void attend_window_on_host(int layer, const Run& run);
-  void attend_lists(const cuda::Queries& queries, const cuda::RowLists& lists);
   void audit(int layer, const Run& run);
   void report_masses(int layer, const Run& run);
   QueryBlock places_of(const Run& run) const;

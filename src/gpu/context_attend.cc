@@ -91,7 +91,8 @@ void CudaContext::list_near_keys(const Run& run) {
                   .heads = all_heads(where.group()),
                   .token_begin = 0,
                   .token_end = run.count});
-  hits_.assign(group_sets({&none, 1}, {&block, 1}, where), block, where, 0, run.count);
+  const ListedBlock listed = {.block = &block};
+  hits_.assign(group_sets({&none, 1}, {&block, 1}, where), {&listed, 1}, where, run.count);
   if (uses_active(run)) active_->list(hits_, run.count, stream_.get());
   near_lists_ = hits_.upload(near_memory_, stream_.get());
 }
@@ -298,29 +299,10 @@ void CudaContext::attend_chosen_by_host(int layer, const Run& run, ForwardWork& 
     some.q += first * q;
     some.o += first * q;
     if (some.lse != nullptr) some.lse += std::int64_t{first} * config_.query_heads;
-    lists_.assign(groups, block, where, first, first + some.count);
-    attend_lists(some, lists_.upload(lists_memory_, stream_.get()));
-  }
-}
-
-/// As many query tokens at a time as the workspace has room for.
-void CudaContext::attend_lists(const cuda::Queries& queries, const cuda::RowLists& lists) {
-  const std::int64_t q = std::int64_t{queries.query_heads} * queries.layout.head_dim,
-                     per_token = std::int64_t{queries.layout.kv_heads} * lists.lists_per_head;
-  for (int first = 0; first < queries.count; first += kMostSparseTokens) {
-    cuda::Queries some = queries;
-    cuda::RowLists of = lists;
-    some.count = std::min(kMostSparseTokens, queries.count - first);
-    some.tokens += first;
-    some.q += first * q;
-    some.o += first * q;
-    if (some.lse != nullptr) some.lse += std::int64_t{first} * queries.query_heads;
-    of.rows += first * per_token * lists.capacity;
-    of.counts += first * per_token;
-    if (of.log_weights != nullptr) of.log_weights += first * per_token * lists.capacity;
-    if (of.tail_output != nullptr) of.tail_output += first * q;
-    if (of.tail_lse != nullptr) of.tail_lse += std::int64_t{first} * queries.query_heads;
-    attend_rows_decode(some, of, options_.max_tokens, workspace_.as<void>(), stream_.get());
+    const ListedBlock listed = {.block = &block, .first = -first};
+    lists_.assign(groups, {&listed, 1}, where, some.count);
+    attend_lists(some, lists_.upload(lists_memory_, stream_.get()), options_.max_tokens,
+                 workspace_.as<void>(), stream_.get());
   }
 }
 
@@ -378,7 +360,7 @@ void CudaContext::attend_split(int layer, const Run& run, ForwardWork& work) {
   near.lse = near_lse_.as<float>();
   cuda::RowLists near_lists = near_lists_;
   if (uses_active(run)) near_lists.counts = active_->counts(layer);
-  attend_lists(near, near_lists);
+  attend_lists(near, near_lists, options_.max_tokens, workspace_.as<void>(), stream_.get());
   add_sinks(layer, run.count, near.o, near.lse);
   const LayerGeometry where = geometry(layer, run);
   const QueryBlock block = block_of(layer, run);

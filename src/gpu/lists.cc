@@ -6,6 +6,8 @@
 #include <limits>
 #include <span>
 
+#include "gpu/backend.h"
+
 namespace lode {
 
 namespace {
@@ -16,11 +18,9 @@ std::int64_t aligned(std::int64_t bytes) {
   return (bytes + kAlign - 1) / kAlign * kAlign;
 }
 
-}  // namespace
-
 /// Plain keys and weighted ones of a set below far_end, merged in rising order.
-void HostLists::add_keys(const FarKeys& far, Position far_end, std::vector<Position>& rows,
-                         std::vector<float>& weights) const {
+void add_keys(const FarKeys& far, Position far_end, std::vector<Position>& rows,
+              std::vector<float>& weights) {
   const auto end_of_plain = std::lower_bound(far.plain.begin(), far.plain.end(), far_end);
   rows.insert(rows.end(), far.plain.begin(), end_of_plain);
   weights.resize(rows.size(), 0.0f);
@@ -41,11 +41,13 @@ void HostLists::add_keys(const FarKeys& far, Position far_end, std::vector<Posit
   take_weighted_below(far_end);
 }
 
-void HostLists::assign(std::span<const SetGroup> groups, const QueryBlock& block,
-                       const LayerGeometry& geometry, std::int64_t begin, std::int64_t end) {
+}  // namespace
+
+void HostLists::assign(std::span<const SetGroup> groups, std::span<const ListedBlock> blocks,
+                       const LayerGeometry& geometry, std::int64_t tokens) {
   const int group = geometry.group();
-  const std::int64_t tokens = end - begin;
   dense_ = geometry.dense;
+  if (!blocks.empty() && blocks.front().near_begin) dense_.window = 0;
   weighted_ = false;
   bool apart = false, tails = false;
   for (const SetGroup& g : groups) {
@@ -62,37 +64,41 @@ void HostLists::assign(std::span<const SetGroup> groups, const QueryBlock& block
   tail_lse_.assign(tails ? static_cast<std::size_t>(tokens * geometry.query_heads) : 0,
                    -std::numeric_limits<float>::infinity());
   tail_output_.assign(tail_lse_.size() * static_cast<std::size_t>(geometry.head_dim), 0.0f);
-
   for (const SetGroup& g : groups) {
-    for (std::int64_t t = std::max(begin, g.token_begin); t < std::min(end, g.token_end); ++t) {
-      const Position far_end = block.far_end(t, geometry.dense);
-      for (std::size_t s = 0; s < g.sets.size(); ++s) {
-        const Selection::Set& set = g.sets[s];
-        const int heads = std::popcount(set.queries.heads);
-        int nth = 0;  // of the set's heads
-        for (std::uint32_t rest = set.queries.heads; rest != 0; rest &= rest - 1, ++nth) {
-          const int head = std::countr_zero(rest);
-          if (lists_per_head_ > 1 || nth == 0) {
-            const auto list =
-                static_cast<std::size_t>(((t - begin) * geometry.kv_heads + g.kv_head) * lists_per_head_ +
-                                         (lists_per_head_ > 1 ? head : 0));
-            add_keys(g.far[s], far_end, rows_[list], weights_[list]);
-            // Where the window is the context's end, the kernel's own, which slides, leaves a gap behind it.
-            const std::int64_t window_begin = std::int64_t{block.begin} + t + 1 - geometry.dense.window;
-            for (Position row = far_end; row < window_begin; ++row) {
-              rows_[list].push_back(row);
-              weights_[list].push_back(0.0f);
-            }
-          }
-          if (set.tail_lse.empty()) continue;
-          const std::int64_t from = (t - g.token_begin) * heads + nth;
-          const std::int64_t to = (t - begin) * geometry.query_heads + std::int64_t{g.kv_head} * group + head;
-          tail_lse_[static_cast<std::size_t>(to)] = set.tail_lse[static_cast<std::size_t>(from)];
-          std::copy_n(set.tail_output.data() + from * geometry.head_dim, geometry.head_dim,
-                      tail_output_.data() + to * geometry.head_dim);
-        }
-      }
+    const ListedBlock& block = blocks[g.block];
+    const std::int64_t begin = std::max(g.token_begin, -block.first),
+                       end = std::min(g.token_end, tokens - block.first);
+    for (std::int64_t t = begin; t < end; ++t)
+      for (std::size_t s = 0; s < g.sets.size(); ++s) add_set(g, s, block, t, geometry);
+  }
+}
+
+/// The keys of a set for one token of its block, once where the group shares a list, and what it estimates of the rest.
+void HostLists::add_set(const SetGroup& group, std::size_t set_index, const ListedBlock& block,
+                        std::int64_t token, const LayerGeometry& geometry) {
+  const Selection::Set& set = group.sets[set_index];
+  const std::int64_t number = block.first + token, heads = std::popcount(set.queries.heads);
+  const Position far_end = block.block->far_end(token, geometry.dense),
+                 near_begin = block.near_begin.value_or(static_cast<Position>(
+                     std::int64_t{block.block->begin} + token + 1 - geometry.dense.window));
+  std::int64_t nth = 0;  // of the set's heads
+  for (std::uint32_t rest = set.queries.heads; rest != 0; rest &= rest - 1, ++nth) {
+    const int head = std::countr_zero(rest);
+    if (lists_per_head_ > 1 || nth == 0) {
+      const auto list = static_cast<std::size_t>(
+          (number * geometry.kv_heads + group.kv_head) * lists_per_head_ + (lists_per_head_ > 1 ? head : 0));
+      add_keys(group.far[set_index], far_end, rows_[list], weights_[list]);
+      // Where the window is the context's end, the kernel's own, which slides, leaves a gap behind it.
+      for (Position row = far_end; row < near_begin; ++row) rows_[list].push_back(row);
+      weights_[list].resize(rows_[list].size(), 0.0f);
     }
+    if (set.tail_lse.empty()) continue;
+    const std::int64_t from = (token - group.token_begin) * heads + nth,
+                       to = number * geometry.query_heads + std::int64_t{group.kv_head} * geometry.group() +
+                            head;
+    tail_lse_[static_cast<std::size_t>(to)] = set.tail_lse[static_cast<std::size_t>(from)];
+    std::copy_n(set.tail_output.data() + from * geometry.head_dim, geometry.head_dim,
+                tail_output_.data() + to * geometry.head_dim);
   }
 }
 
@@ -145,6 +151,27 @@ cuda::RowLists HostLists::upload(cuda::Buffer& device, cuda::StreamHandle stream
           .window = dense_.window,
           .tail_output = tail_lse_.empty() ? nullptr : floats(tails_at),
           .tail_lse = tail_lse_.empty() ? nullptr : floats(tails_at + tail_bytes)};
+}
+
+void attend_lists(const cuda::Queries& queries, const cuda::RowLists& lists, std::int64_t max_tokens,
+                  void* workspace, cuda::StreamHandle stream) {
+  const std::int64_t q = std::int64_t{queries.query_heads} * queries.layout.head_dim,
+                     per_token = std::int64_t{queries.layout.kv_heads} * lists.lists_per_head;
+  for (int first = 0; first < queries.count; first += kMostSparseTokens) {
+    cuda::Queries some = queries;
+    cuda::RowLists of = lists;
+    some.count = std::min(kMostSparseTokens, queries.count - first);
+    some.tokens += first;
+    some.q += first * q;
+    some.o += first * q;
+    if (some.lse != nullptr) some.lse += std::int64_t{first} * queries.query_heads;
+    of.rows += first * per_token * lists.capacity;
+    of.counts += first * per_token;
+    if (of.log_weights != nullptr) of.log_weights += first * per_token * lists.capacity;
+    if (of.tail_output != nullptr) of.tail_output += first * q;
+    if (of.tail_lse != nullptr) of.tail_lse += std::int64_t{first} * queries.query_heads;
+    attend_rows_decode(some, of, max_tokens, workspace, stream);
+  }
 }
 
 }  // namespace lode

@@ -2,17 +2,29 @@
 // Keys that a host's selector chose, in the form in which the GPU attends them.
 #pragma once
 
+#include <optional>
+
 #include "attend/parts.h"
 #include "kernels/cuda/attend/attend.h"
 
 namespace lode {
 
-/// The lists of some consecutive query tokens of one block, on the host.
+/// A block of query tokens whose keys are listed.
+struct ListedBlock {
+  const QueryBlock* block = nullptr;
+  std::int64_t first =
+      0;  ///< number of its first token among all that are listed; those below 0 are left out
+  /// Keys from where far ones end to here are listed for every token of the block, and the kernel attends to no window;
+  /// none: the window slides, and the kernel attends to it.
+  std::optional<Position> near_begin = std::nullopt;
+};
+
+/// The lists of some query tokens, on the host.
 class HostLists {
  public:
-  /// Takes tokens [begin, end) of the one block that the groups are of (group_sets).
-  void assign(std::span<const SetGroup> groups, const QueryBlock& block, const LayerGeometry& geometry,
-              std::int64_t begin, std::int64_t end);
+  /// Takes `tokens` tokens of the blocks, which the groups are of (group_sets).
+  void assign(std::span<const SetGroup> groups, std::span<const ListedBlock> blocks,
+              const LayerGeometry& geometry, std::int64_t tokens);
 
   /// Rows of a list, in the order in which the device has the lists.
   std::int64_t listed(std::int64_t list) const { return std::ssize(rows_[static_cast<std::size_t>(list)]); }
@@ -24,8 +36,8 @@ class HostLists {
   cuda::RowLists upload(cuda::Buffer& device, cuda::StreamHandle stream) const;
 
  private:
-  void add_keys(const FarKeys& far, Position far_end, std::vector<Position>& rows,
-                std::vector<float>& weights) const;
+  void add_set(const SetGroup& group, std::size_t set, const ListedBlock& block, std::int64_t token,
+               const LayerGeometry& geometry);
 
   int lists_per_head_ = 1;
   LocalWindow dense_;
@@ -34,5 +46,9 @@ class HostLists {
   bool weighted_ = false;
   std::vector<float> tail_output_, tail_lse_;  // [N, Hq, d], [N, Hq]; empty when no set has a tail
 };
+
+/// Attends to lists of any number of query tokens, as many at a time as the workspace of decode attention has room for.
+void attend_lists(const cuda::Queries& queries, const cuda::RowLists& lists, std::int64_t max_tokens,
+                  void* workspace, cuda::StreamHandle stream);
 
 }  // namespace lode

@@ -66,18 +66,20 @@ class GpuBatchFamily : public testing::TestWithParam<std::string> {
       some[static_cast<std::size_t>(i)] = ((from + i) * (from + i) + 3 * i + i / 7) % 64;
     return some;
   }
+  static constexpr const char* kAllKeys = "hnsw:k=100%,sink=1,window=16";
   std::shared_ptr<const Document> document(Device device, TokenId from, std::int64_t tokens) const {
-    return Document::read(model_, ids(from, tokens), "",
-                          {.kv_type = DType::f32, .device = device, .max_tokens = 256});
+    return Document::read(
+        model_, ids(from, tokens), "",
+        {.specs = {parse_spec(kAllKeys)}, .kv_type = DType::f32, .device = device, .max_tokens = 256});
   }
-  std::vector<AskedTogether> asked(Device device) const {
+  std::vector<AskedTogether> asked(Device device, const char* spec = "full") const {
     // A document that ends in a block, one that fills blocks, and one that is shorter than a block.
     const std::shared_ptr<const Document> documents[] = {document(device, 0, 150), document(device, 9, 128),
                                                          document(device, 5, 20)};
     std::vector<AskedTogether> all;
     for (TokenId i = 0; i < 7; ++i)
       all.push_back({.document = documents[i % 3],
-                     .spec = "full",
+                     .spec = spec,
                      .question = ids(31 * i, 1 + 9 * (i % 4)),
                      .given = ids(7 * i, 40)});
     return all;
@@ -94,6 +96,14 @@ TEST_P(GpuBatchFamily, LogitsAreTheCpusWhateverTheCompany) {
   for (std::size_t i = 0; i < expected.size(); ++i)
     EXPECT_LT(relative_difference(found[i], expected[i]), 2e-4f) << i;
   for (const std::size_t i : {0u, 4u}) EXPECT_EQ(logits_of({there[i]}, model_).front(), found[i]) << i;
+}
+
+TEST_P(GpuBatchFamily, AllKeysThatTheHostChoosesAreFullAttention) {
+  NEEDS_GPU();
+  const auto expected = logits_of(asked(Device::cuda), model_),
+             found = logits_of(asked(Device::cuda, kAllKeys), model_);
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    EXPECT_LT(relative_difference(found[i], expected[i]), 2e-4f) << i;
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, GpuBatchFamily,
@@ -130,6 +140,99 @@ TEST(GpuBatch, BitsDoNotDependOnCompany) {
       EXPECT_EQ(logits_of({asked[i], asked[(i + 7) % 18], asked[(i + 8) % 18]}).front(), together[i]) << i;
     }
   }
+}
+
+/// Methods that the GPU has no selector for: with lists of the group and of each query head, weights, an estimate of the
+/// rest, questions that choose as a whole, and an index that ends with the document.
+const std::string kOnHost[] = {"retrieval:k=40,sink=4,window=60",
+                               "infllm:topk=2,block_size=32,sink=4,window=60",
+                               "magicpig:L=40,K=4,sink=4,window=60", "hnsw:k=40,sink=4,window=60",
+                               "ideal:sparsity=0.7,sink=0,window=100"};
+
+// A batch reads up to a block of keys more in front of its window, so logits are near the CPU's, and nearer than full
+// attention's are.
+TEST(GpuBatch, TheHostChoosesAsForTheCpu) {
+  NEEDS_GPU();
+  for (const std::string& spec : kOnHost) {
+    std::vector<std::vector<float>> found[2], full;
+    for (const Device device : {Device::cpu, Device::cuda}) {
+      const std::shared_ptr<const Document> documents[] = {document_on(device, 0, 700, {spec}),
+                                                           document_on(device, 100, 384, {spec})};
+      const std::string sparse[] = {spec}, all[] = {"full"};
+      found[device == Device::cuda] = logits_of(some(documents, sparse, 6, 20));
+      full = logits_of(some(documents, all, 6, 20));
+    }
+    double apart = 0, from_full = 0;
+    for (std::size_t i = 0; i < full.size(); ++i) {
+      apart += relative_difference(found[1][i], found[0][i]);
+      from_full += relative_difference(full[i], found[0][i]);
+    }
+    EXPECT_GT(from_full, 0) << spec;
+    EXPECT_LT(apart, 0.7 * from_full) << spec;
+  }
+}
+
+// Where what is near begins with a block, both read the same keys. An index of retrieval ends a window in front of its
+// document's end.
+TEST(GpuBatch, TheHostChoosesTheSameKeysBehindWholeBlocks) {
+  NEEDS_GPU();
+  for (const std::string spec : {"retrieval:k=40,sink=4,window=128", "magicpig:L=40,K=4,sink=4,window=129"}) {
+    std::vector<std::vector<float>> found[2];
+    for (const Device device : {Device::cpu, Device::cuda})
+      found[device == Device::cuda] = logits_of({{.document = document_on(device, 0, 640, {spec}),
+                                                  .spec = spec,
+                                                  .question = part_of_story(640, 1),
+                                                  .given = {}}});
+    EXPECT_LT(relative_difference(found[1].front(), found[0].front()), 1e-4f) << spec;
+  }
+}
+
+TEST(GpuBatch, EveryKeyThatTheHostChoosesIsFullAttention) {
+  NEEDS_GPU();
+  for (const std::string spec : {"infllm:topk=64,block_size=32,sink=4,window=50",
+                                 "hnsw:k=100%,sink=4,window=50", "ideal:sparsity=0,sink=0,window=100"}) {
+    const std::shared_ptr<const Document> documents[] = {document_on(Device::cuda, 0, 700, {spec})};
+    const std::string full[] = {"full"}, sparse[] = {spec};
+    const auto want = logits_of(some(documents, full, 3, 60)),
+               found = logits_of(some(documents, sparse, 3, 60));
+    for (std::size_t i = 0; i < want.size(); ++i)
+      EXPECT_LT(relative_difference(found[i], want[i]), 1e-4f) << spec << " " << i;
+  }
+}
+
+TEST(GpuBatch, BitsDoNotDependOnCompanyWhereTheHostChooses) {
+  NEEDS_GPU();
+  std::vector<std::string> specs(std::begin(kOnHost), std::end(kOnHost));
+  specs.insert(specs.end(), {"full", "random:fraction=1/4,sink=1,window=100"});
+  std::vector<std::string> indexed = specs;
+  std::erase(indexed, "full");
+  const std::shared_ptr<const Document> documents[] = {
+      document_on(Device::cuda, 0, 500, indexed, DType::bf16),
+      document_on(Device::cuda, 100, 384, indexed, DType::bf16)};
+  const std::vector<AskedTogether> asked = some(documents, specs, 28);
+  const auto together = logits_of(asked);
+  for (std::size_t i = 0; i < asked.size(); ++i)
+    EXPECT_EQ(logits_of({asked[i]}).front(), together[i]) << i << " " << asked[i].spec;
+}
+
+TEST(GpuBatch, SaysThatTheHostChooses) {
+  NEEDS_GPU();
+  const auto document = document_on(Device::cuda, 0, 400, {"hnsw:k=40,window=60", "random:window=60"});
+  Scheduler scheduler(pocket(), {.max_sequences = 2});
+  const auto notice_of = [&](const char* spec) {
+    return scheduler
+        .submit({.document = document,
+                 .prompt = part_of_story(400, 5),
+                 .attention = parse_spec(spec),
+                 .options = {.max_new_tokens = 2}})
+        .result.get()
+        .generation.work.notice;
+  };
+  for (int time = 0; time < 2; ++time)
+    EXPECT_NE(
+        notice_of("hnsw:k=40,window=60").find("on the host, not on the GPU: the choice of keys by hnsw"),
+        std::string::npos);
+  EXPECT_EQ(notice_of("random:window=60").find("on the host"), std::string::npos);
 }
 
 TEST(GpuBatch, AnswersOfASchedulerAreTheCpus) {
@@ -275,7 +378,7 @@ TEST(GpuBatch, RoomThatIsKeptLacksOnlyUntilItIsGivenUp) {
 
 TEST(GpuBatch, WhatItCannotDoIsNamed) {
   NEEDS_GPU();
-  const auto document = document_on(Device::cuda, 0, 300, {"magicpig"});
+  const auto document = document_on(Device::cuda, 0, 300, {"h2o"});
   Scheduler scheduler(pocket(), {.max_sequences = 2});
   const auto ask = [&](const char* spec) {
     return scheduler.submit({.document = document,
@@ -283,7 +386,7 @@ TEST(GpuBatch, WhatItCannotDoIsNamed) {
                              .attention = parse_spec(spec),
                              .options = {.max_new_tokens = 2}});
   };
-  EXPECT_THROW(ask("magicpig").result.get(), InputError);
+  EXPECT_THROW(ask("h2o").result.get(), InputError);
   EXPECT_EQ(ask("full").result.get().generation.tokens.size(), 2u);
 }
 

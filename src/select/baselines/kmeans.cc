@@ -111,6 +111,7 @@ class KMeans final : public PartitionSelector, public BucketChooser, public Shar
     choice.queries = choice.keys;
     return choice;
   }
+  const BucketIndex* buckets() const override { return find_index(0); }
 
  private:
   struct Scratch {

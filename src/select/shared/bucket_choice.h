@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "select/saap/bucket_net.h"
+#include "select/shared/buckets.h"
 
 namespace lode {
 
@@ -33,6 +34,8 @@ class BucketChooser {
   virtual ~BucketChooser() = default;
   /// Nothing where the device cannot take its place: a fallback, heads that choose apart, ...
   virtual std::optional<BucketChoice> bucket_choice() const = 0;
+  /// The document's buckets, where the host knows them: their labels are then taken over as they are. Else null.
+  virtual const BucketIndex* buckets() const { return nullptr; }
   /// How many keys of the context the device found in each bucket when it was indexed.
   virtual void take_bucket_sizes(std::span<const std::int64_t> /*[Hkv, C]*/) {}
 };

@@ -71,6 +71,18 @@ std::vector<Position> BucketIndex::listed(int head, Position end) const {
   return keys;
 }
 
+std::vector<std::uint16_t> BucketIndex::labels(int head, Position begin, Position end) const {
+  LODE_ASSERT(begin_ <= begin && begin <= end && end <= end_ &&
+              buckets() <= std::int64_t{std::numeric_limits<std::uint16_t>::max()} + 1);
+  std::vector<std::uint16_t> found(static_cast<std::size_t>(end - begin));
+  for (std::int64_t bucket = 0; bucket < buckets(); ++bucket) {
+    const std::span<const Position> keys = rows(head, bucket, end);
+    for (auto key = std::ranges::lower_bound(keys, begin); key != keys.end(); ++key)
+      found[static_cast<std::size_t>(*key - begin)] = static_cast<std::uint16_t>(bucket);
+  }
+  return found;
+}
+
 void BucketIndex::set_ordered(Position end) {
   LODE_ASSERT(end <= end_);
   ordered_end_ = end;

@@ -48,6 +48,8 @@ class BucketIndex {
 
   /// Keys [begin(), end) of a head bucket by bucket, rising inside.
   std::vector<Position> listed(int head, Position end) const;
+  /// The bucket of each of a head's keys [begin, end), of which every one is in the index.
+  std::vector<std::uint16_t> labels(int head, Position begin, Position end) const;
   /// From now on these lie in the rows [begin(), end) in that order; 0: every key in its own row.
   void set_ordered(Position end);
   Position ordered_end() const { return ordered_end_; }

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "base/cancel.h"
@@ -55,13 +56,13 @@ cuda::NetStretches stretches_of(const BucketChoice& choice) {
 }  // namespace
 
 GpuBuckets::GpuBuckets(const Spec& spec, const GpuGeometry& geometry, std::vector<bool> layers, Source source,
-                       Listener listener, bool host_index)
+                       Listener listener, Known known)
     : spec_(spec),
       geometry_(geometry),
       layers_(std::move(layers)),
       source_(std::move(source)),
       listener_(std::move(listener)),
-      host_index_(host_index),
+      known_(std::move(known)),
       labeller_(geometry.head_dim),
       states_(static_cast<std::size_t>(geometry.sequences)) {
   const std::int64_t lists = std::int64_t{geometry.most_queries} * geometry.kv_heads;
@@ -185,6 +186,7 @@ void GpuBuckets::take_networks(const GpuKeys& keys, cuda::StreamHandle stream) {
     take_network(layer, *choice, stream);
   }
   for (State& state : states_) state = {};
+  known_end_ = std::numeric_limits<std::int64_t>::max();
   ready_ = ready;  // only now: a failure above must not leave half of it in use
 }
 
@@ -249,8 +251,28 @@ void GpuBuckets::list(const GpuKeys& keys, int layer, std::int64_t end, cuda::St
                      stream);
 }
 
+/// Labels that the host knows, of keys from `begin` on; returns where they end. Those of a large file take seconds to make.
+std::int64_t GpuBuckets::take_labels(const GpuKeys& keys, int layer, std::int64_t begin, std::int64_t end,
+                                     cuda::StreamHandle stream) {
+  const BucketIndex* const index = known_ != nullptr && keys.sequence == 0 ? known_(layer) : nullptr;
+  if (index == nullptr || index->heads() != geometry_.kv_heads || index->buckets() != net_.buckets ||
+      index->begin() > begin)
+    return begin;
+  const std::int64_t known = std::min({std::int64_t{index->end()}, known_end_, end});
+  for (int head = 0; head < geometry_.kv_heads && begin < known; ++head) {
+    const std::vector<std::uint16_t> labels =
+        index->labels(head, static_cast<Position>(begin), static_cast<Position>(known));
+    const std::int64_t place = layer * lists_of_layer() + head;
+    // Pageable memory: the call returns once the bytes have left.
+    cuda::copy(labels_.as<std::uint16_t>() + place * geometry_.max_tokens + begin, labels.data(),
+               std::ssize(labels) * 2, stream);
+  }
+  return std::max(begin, known);
+}
+
 void GpuBuckets::label(const GpuKeys& keys, int layer, std::int64_t begin, std::int64_t end,
                        cuda::StreamHandle stream) {
+  begin = take_labels(keys, layer, begin, end, stream);
   for (int head = 0; head < geometry_.kv_heads; ++head) {
     const std::int64_t net = std::int64_t{layer} * geometry_.kv_heads + head;
     const std::int64_t place =
@@ -279,9 +301,10 @@ void GpuBuckets::report_sizes(int layer, std::int64_t place, cuda::StreamHandle 
 
 void GpuBuckets::roll_back(int sequence, std::int64_t tokens) {
   if (tokens == 0) {  // what the host built, and what is told of sizes, was of that text
-    ready_ = ready_ && !host_index_;
+    ready_ = ready_ && known_ == nullptr;
     changed_ = true;
   }
+  if (sequence == 0) known_end_ = std::min(known_end_, tokens);
   State& state = states_[static_cast<std::size_t>(sequence)];
   if (tokens >= state.labelled) return;
   state.labelled = tokens;
@@ -521,6 +544,13 @@ std::unique_ptr<GpuSelector> make_gpu_buckets(const Spec& spec, const GpuGeometr
           sizes_of(sizes, geometry.covered_heads(layer), geometry.kv_heads));
     };
   }
+  GpuBuckets::Known known;
+  if (!trained) {
+    known = [choosers,
+             all = geometry.all_heads == 0 && geometry.ranges == nullptr](int layer) -> const BucketIndex* {
+      return all ? choosers[static_cast<std::size_t>(layer)]->buckets() : nullptr;
+    };
+  }
   return std::make_unique<GpuBuckets>(
       spec, geometry, sparse_layers(selectors),
       [choosers, geometry](int layer, const GpuKeys&, cuda::StreamHandle) -> std::optional<BucketChoice> {
@@ -528,7 +558,7 @@ std::unique_ptr<GpuSelector> make_gpu_buckets(const Spec& spec, const GpuGeometr
         if (!choice) return std::nullopt;
         return of_all_heads(std::move(*choice), geometry.covered_heads(layer), geometry.kv_heads);
       },
-      std::move(listener), !trained);
+      std::move(listener), std::move(known));
 }
 
 std::unique_ptr<GpuSelector> make_gpu_buckets_for_bench(const Spec& spec, const GpuGeometry& geometry,
@@ -544,7 +574,7 @@ std::unique_ptr<GpuSelector> make_gpu_buckets_for_bench(const Spec& spec, const 
         if (!choice) choice = made_up(spec, geometry, keys, layer, seed, largest, stream);
         return choice;
       },
-      nullptr, false);
+      nullptr);
 }
 
 }  // namespace lode

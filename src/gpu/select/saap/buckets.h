@@ -25,11 +25,14 @@ class GpuBuckets final : public GpuSelector {
   /// Told the sizes of a layer's buckets, all keys counted, when the context has been indexed.
   using Listener = std::function<void(int layer, std::span<const std::int64_t> sizes /*[Hkv, C]*/)>;
 
-  /// `layers` says which have selectors at all. With `host_index` the source reads what the host has built.
-  GpuBuckets(const Spec& spec, const GpuGeometry& geometry, std::vector<bool> layers, Source source,
-             Listener listener, bool host_index);
+  /// What the host knows of a layer's buckets: null, or keys whose labels are taken over.
+  using Known = std::function<const BucketIndex*(int layer)>;
 
-  bool needs_host_index() const override { return host_index_; }
+  /// `layers` says which have selectors at all. With `known` the source reads what the host has built.
+  GpuBuckets(const Spec& spec, const GpuGeometry& geometry, std::vector<bool> layers, Source source,
+             Listener listener, Known known = nullptr);
+
+  bool needs_host_index() const override { return known_ != nullptr; }
   bool prepare(const GpuKeys& keys, cuda::StreamHandle stream) override;
   void roll_back(int sequence, std::int64_t tokens) override;
   std::int64_t most_tokens(std::int64_t position, Phase phase) const override;
@@ -67,6 +70,8 @@ class GpuBuckets final : public GpuSelector {
   std::int64_t end_of_lists(std::int64_t position) const;
   void list(const GpuKeys& keys, int layer, std::int64_t end, cuda::StreamHandle stream);
   void label(const GpuKeys& keys, int layer, std::int64_t begin, std::int64_t end, cuda::StreamHandle stream);
+  std::int64_t take_labels(const GpuKeys& keys, int layer, std::int64_t begin, std::int64_t end,
+                           cuda::StreamHandle stream);
   void report_sizes(int layer, std::int64_t place, cuda::StreamHandle stream) const;
   cuda::BucketTables tables(int layer) const;
   /// Chooses: the stretches of lists that hold the far keys of the layer's queries.
@@ -81,7 +86,9 @@ class GpuBuckets final : public GpuSelector {
   std::vector<bool> layers_;
   Source source_;
   Listener listener_;  ///< or null
-  bool host_index_ = false;
+  Known known_;        ///< or null
+  std::int64_t known_end_ =
+      0;  ///< keys from here on may have been cut and written anew since the host built its index
   bool ready_ = false;    ///< the source has given its networks
   bool changed_ = false;  ///< networks that no prepare has told of yet
   cuda::NetLayout net_;
