@@ -463,6 +463,35 @@ TEST(Gpu, AFileWrittenByEitherDeviceIsReadByTheOther) {
   }
 }
 
+// Labels come from the file. Behind a cut within the text, other keys stand where those were that it knows.
+TEST(Gpu, LabelsOfAFileEndWhereItsTextIsCut) {
+  NEEDS_GPU();
+  const fs::path path = fs::temp_directory_path() / ("lodestone-gpu-" + std::to_string(getpid()) + ".lode");
+  Context written = context_on(Device::cpu, DType::f32, 2048);
+  written.attach(parse_spec("kmeans:clusters=32,probes=6,window=64,dense_layers=1"));
+  written.prefill(story(1200));
+  written.build_indexes();
+  written.save(path, "");
+  std::vector<float> logits[2];
+  WorkReport work[2];
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    Context context = Context::load(path, pocket(), {.device = device, .max_tokens = 2048});
+    const int at = device == Device::cuda;
+    const std::vector<TokenId> other = story(700);
+    for (const std::int64_t begin : {0, 300}) {
+      context.roll_back(begin == 0 ? 1200 : 500);
+      WorkReport more;
+      const auto rows = context.forward(std::span(other).subspan(static_cast<std::size_t>(begin)), 0, &more);
+      logits[at].insert(logits[at].end(), rows.begin(), rows.end());
+      work[at] += more;
+    }
+  }
+  fs::remove(path);
+  EXPECT_LT(relative_difference(logits[1], logits[0]), 2e-3f);
+  EXPECT_EQ(work[1].far_total, work[0].far_total);
+  EXPECT_EQ(work[1].far_keys, work[0].far_keys);
+}
+
 TEST(Gpu, TooLittleMemoryIsSaidWithNumbersAndLeavesTheProcessUsable) {
   NEEDS_GPU();
   try {

@@ -2,6 +2,9 @@
 // Keys and values in host memory beside a GPU: the same answers as with all of them there. Run on a GPU, and
 // where there is none on one that the host plays (tests/gpu_fake).
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
 
 #include "lodestone/error.h"
 #include "support/compare.h"
@@ -51,13 +54,40 @@ TEST_P(GpuTier, LogitsAndWorkEqualThoseWithKeysOnTheGpu) {
               0.02);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Specs, GpuTier,
-    testing::Values("full", "streaming:window=64", "topk:k=40,window=64", "retrieval:k=40,sink=16,window=64",
-                    "retrieval:k=40,beam=32,sink=16,window=64", "topk:k=40,sink=0,window=1",
-                    "kmeans:clusters=32,probes=6,window=64,dense_layers=1", "squeezed:sparsity=0.8",
-                    "quest:budget=64,window=64", "h2o:window=64", "magicpig:window=64"),
-    [](const auto& info) { return "spec" + std::to_string(info.index); });
+INSTANTIATE_TEST_SUITE_P(Specs, GpuTier,
+                         testing::Values("full", "streaming:window=64", "topk:k=40,window=64",
+                                         "retrieval:k=40,sink=16,window=64", "topk:k=40,sink=0,window=1",
+                                         "kmeans:clusters=32,probes=6,window=64,dense_layers=1",
+                                         "squeezed:sparsity=0.8", "quest:budget=64,window=64",
+                                         "h2o:window=64", "magicpig:window=64"),
+                         [](const auto& info) { return "spec" + std::to_string(info.index); });
+
+// Walks so narrow take other ways over graphs whose last links differ, as those that a GPU builds do from the host's
+// (Graphs.LinksAreThoseOfTheHost). Over graphs of one file they find the same keys.
+TEST(Tier, NarrowWalksOverTheSameGraphsFindTheSameKeys) {
+  NEEDS_GPU();
+  const std::filesystem::path path =
+      std::filesystem::temp_directory_path() / ("lodestone-tier-" + std::to_string(getpid()) + ".lode");
+  {
+    Context written = split_context(DType::f32, KvTier::gpu, 2048);
+    written.attach(parse_spec("retrieval:k=40,beam=32,sink=16,window=64"));
+    written.prefill(story(900));
+    written.build_indexes();
+    written.save(path, "");
+  }
+  std::vector<float> logits[2];
+  WorkReport work[2];
+  for (const KvTier tier : {KvTier::gpu, KvTier::host}) {
+    Context context = Context::load(
+        path, pocket(), {.kv_type = DType::f32, .device = Device::cuda, .kv_tier = tier, .max_tokens = 2048});
+    const int at = tier == KvTier::host;
+    EXPECT_EQ(context.impl().gpu->keys_on_host(), at == 1);
+    logits[at] = context.forward(story(37), 0, &work[at]);
+  }
+  std::filesystem::remove(path);
+  EXPECT_LT(relative_difference(logits[1], logits[0]), 2e-3f);
+  EXPECT_EQ(work[1].far_keys, work[0].far_keys);
+}
 
 TEST(Tier, WithKeysInHostMemoryOnlyQueriesNewKeysAndStatesCross) {
   NEEDS_GPU();

@@ -14,6 +14,7 @@
 #include "io/container.h"
 #include "io/safetensors.h"
 #include "lodestone/error.h"
+#include "select/shared/buckets.h"
 #include "select/shared/centroids.h"
 #include "support/selectors.h"
 
@@ -302,6 +303,20 @@ TEST(KMeansSelector, DamagedIndexesAreRefusedAndLeaveTheOldOne) {
     EXPECT_EQ(select(*selector, world.block(119, 1), geometry), before) << i;
   }
   std::filesystem::remove(path);
+}
+
+TEST(Buckets, LabelsAreThoseThatWereAdded) {
+  BucketIndex index(3, /*heads=*/2, /*buckets=*/5);
+  std::vector<std::int32_t> labels(2 * 40);
+  for (std::size_t i = 0; i < labels.size(); ++i) labels[i] = static_cast<std::int32_t>(i * i % 5);
+  index.add(labels, 40);
+  for (const int head : {0, 1}) {
+    const std::vector<std::uint16_t> found = index.labels(head, 10, 43);
+    ASSERT_EQ(found.size(), 33u);
+    for (std::size_t i = 0; i < found.size(); ++i)
+      EXPECT_EQ(found[i], labels[static_cast<std::size_t>(head) * 40 + 7 + i]) << head << " " << i;
+    EXPECT_TRUE(index.labels(head, 3, 3).empty());
+  }
 }
 
 }  // namespace
