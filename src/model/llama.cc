@@ -447,8 +447,13 @@ void Llama::attend_step(int index, const Step& step, std::int64_t row, ForwardWo
             },
             selector_wants ? 0.0f : step.hooks->least_mass};
   }
+  const std::vector<TailRows> uncoded = take_uncoded(step, geometry, row, blocks);
   if (windowed) {
-    attend_window_step(step, geometry, blocks, outputs, lse, work);
+    attend_window_step(step, geometry, blocks, uncoded, outputs, lse, work);
+  } else if (!uncoded.empty()) {
+    std::vector<AttendWork> attended(blocks.size());
+    attend_branches({blocks, uncoded, outputs, {}, attended, lse}, geometry, mass);
+    work.attend += attended.front();
   } else if (!step.sequences.front().document.empty()) {
     attend_branch_step(step, selector, geometry, blocks, outputs, lse, mass);
   } else if (selector == nullptr) {
@@ -508,12 +513,41 @@ void Llama::compare_branch(const ForwardHooks& hooks, const LayerGeometry& geome
   hooks.compare(geometry.layer, geometry.head_dim, outputs, exact);
 }
 
+/// Rows of 4 bits cost a model most while it reads: there a text's tokens attend to those of their own chunk as they are
+/// before they are coded. The layer's, from `row` of the step on, become the tail of the block, whose keys then end in front of them.
+/// Empty: nothing is read, or rows are of another type.
+std::vector<TailRows> Llama::take_uncoded(const Step& step, const LayerGeometry& geometry, std::int64_t row,
+                                          std::span<QueryBlock> blocks) {
+  const KvStore& store = *step.sequences.front().kv;
+  const std::int64_t count = blocks.front().tokens;
+  if (store.shape().type != DType::q4 || step.phase != Phase::context || step.sequences.size() > 1 ||
+      count == 1 || !step.selectors.empty() || !step.sequences.front().document.empty() ||
+      store.shape().shared_rows || !config_.plan.layer(geometry.layer).own_rows())
+    return {};
+  const KvShape shape = {.layers = 1,
+                         .kv_heads = geometry.kv_heads,
+                         .head_dim = geometry.head_dim,
+                         .type = DType::f16,
+                         .max_tokens = std::max<std::int64_t>(count, tokens_)};
+  const auto fits = [&](const KvShape& s) {
+    return s.kv_heads == shape.kv_heads && s.head_dim == shape.head_dim && s.max_tokens >= shape.max_tokens;
+  };
+  if (!uncoded_ || !fits(uncoded_->shape())) uncoded_.emplace(shape);
+  const std::int64_t columns = std::int64_t{geometry.kv_heads} * geometry.head_dim;
+  uncoded_->write(0, count, rows_of(b_.k, row, count, columns), rows_of(b_.v, row, count, columns), &pool_);
+  QueryBlock& block = blocks.front();
+  document_rows_.assign(block.kv.heads.begin(), block.kv.heads.end());
+  for (KvRows& head : document_rows_) head.rows = block.begin;
+  block.kv = {.heads = document_rows_, .tokens = block.begin};
+  return {{.kv = uncoded_->layer(0, count), .seam = block.begin}};
+}
+
 void Llama::attend_window_step(const Step& step, const LayerGeometry& geometry, std::span<QueryBlock> blocks,
-                               std::span<float* const> outputs, std::span<float* const> lse,
-                               ForwardWork& work) {
+                               std::span<const TailRows> uncoded, std::span<float* const> outputs,
+                               std::span<float* const> lse, ForwardWork& work) {
   const bool branches = !step.sequences.front().document.empty();
-  const auto tails =
-      branches ? take_tails(step, geometry, config_.most_kv_heads(), blocks) : std::vector<TailRows>{};
+  const auto tails = branches ? take_tails(step, geometry, config_.most_kv_heads(), blocks)
+                              : std::vector<TailRows>(uncoded.begin(), uncoded.end());
   std::vector<AttendWork> attended(blocks.size());
   attend_window(blocks, tails, geometry, config_.plan.layer(geometry.layer).window, outputs, attended, lse);
   for (std::size_t i = 0; i < blocks.size(); ++i) (branches ? step.work[i] : work).attend += attended[i];

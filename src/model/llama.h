@@ -6,6 +6,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -173,8 +174,11 @@ class Llama {
                           std::span<QueryBlock> blocks, std::span<float* const> outputs,
                           std::span<float* const> lse, const MassSink& mass);
   void compare_branch(const ForwardHooks& hooks, const LayerGeometry& geometry, BranchCall call);
+  std::vector<TailRows> take_uncoded(const Step& step, const LayerGeometry& geometry, std::int64_t row,
+                                     std::span<QueryBlock> blocks);
   void attend_window_step(const Step& step, const LayerGeometry& geometry, std::span<QueryBlock> blocks,
-                          std::span<float* const> outputs, std::span<float* const> lse, ForwardWork& work);
+                          std::span<const TailRows> uncoded, std::span<float* const> outputs,
+                          std::span<float* const> lse, ForwardWork& work);
   void add_sinks(const LayerWeights& w);
   void add_feed_forward(int index);
   void add_experts(const LayerWeights& w, std::vector<float>& out);
@@ -203,6 +207,8 @@ class Llama {
   std::int64_t tokens_ = 0;  // T of the running step, all sequences together
   Selection selection_;
   std::vector<Selection> selections_;  // of a step's sequences, where they have a document
+  std::optional<KvStore> uncoded_;     ///< of one layer: the rows of a chunk of text before they are coded
+  std::vector<KvRows> document_rows_;  // [Hkv] those in front of the chunk
 };
 
 }  // namespace lode

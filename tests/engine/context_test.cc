@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <numeric>
 
 #include "base/cancel.h"
@@ -53,6 +54,46 @@ TEST_F(ContextTest, SelectingEveryKeyGivesTheBitsOfFullAttention) {
   EXPECT_EQ(logits("random:fraction=1.0,window=20", 200, 512), full);
   EXPECT_EQ(logits("streaming:window=4000", 200, 512), full);
   EXPECT_EQ(logits("squeezed:sparsity=0", 200, 512), full);
+}
+
+/// Keys and values of a layer, [T, Hkv, d].
+std::vector<float> rows_of(const Context& c, int layer, KvStore::Part part) {
+  const ModelConfig& m = c.model().config();
+  const auto d = static_cast<std::size_t>(m.head_dim), heads = static_cast<std::size_t>(m.kv_heads);
+  std::vector<float> rows(static_cast<std::size_t>(c.tokens()) * heads * d);
+  for (std::size_t head = 0; head < heads; ++head) {
+    const auto bytes = c.impl().kv.rows(layer, static_cast<int>(head), part);
+    for (std::size_t t = 0; t < static_cast<std::size_t>(c.tokens()); ++t)
+      std::memcpy(&rows[(t * heads + head) * d], bytes.data() + t * d * sizeof(float), d * sizeof(float));
+  }
+  return rows;
+}
+
+// The second layer's rows depend on what the first attended to: the same as in float32 within a chunk, but for f16.
+TEST_F(ContextTest, RowsOfFourBitsAreReadAsTheyAreBeforeTheyAreCoded) {
+  const std::vector<TokenId> text = some_tokens(200, 1);
+  Context exact = context(), coded(model_, {.kv_type = DType::q4, .max_tokens = 1024, .chunk = 512}),
+          cut(model_, {.kv_type = DType::q4, .max_tokens = 1024, .chunk = 50});
+  for (Context* const c : {&exact, &coded, &cut}) c->prefill(text);
+  KvStore expected(coded.impl().kv.shape());
+  for (int layer = 0; layer < 2; ++layer)
+    expected.write(layer, 200, rows_of(exact, layer, KvStore::Part::k),
+                   rows_of(exact, layer, KvStore::Part::v));
+  expected.commit(200);
+  const auto differing = [&](const Context& c) {
+    std::int64_t found = 0;
+    for (const KvStore::Part part : {KvStore::Part::k, KvStore::Part::v})
+      for (int head = 0; head < model_->config().kv_heads; ++head) {
+        const auto a = c.impl().kv.rows(1, head, part), b = expected.rows(1, head, part);
+        for (std::size_t i = 0; i < a.size(); ++i) found += a[i] != b[i] ? 1 : 0;
+      }
+    return found;
+  };
+  const std::int64_t bytes =
+      std::ssize(coded.impl().kv.rows(1, 0, KvStore::Part::k)) * 2 * 2;  // heads, parts
+  EXPECT_LT(differing(coded), bytes * 15 / 100)
+      << "f16 moves the last bits, and with them a ninth of the codes";
+  EXPECT_GT(differing(cut), bytes / 4) << "a chunk reads the ones in front of it as they are stored";
 }
 
 TEST_F(ContextTest, TheSparsePathReallyRanAndSaysWhyWhenItDidNot) {
