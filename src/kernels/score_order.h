@@ -8,11 +8,12 @@
 
 namespace lode {
 
-/// Unsigned numbers in the order of the floats; NaN sorts with -inf, below every number.
+/// Unsigned numbers in the order of the floats; NaN sorts with -inf, below every number. Takes no branch on the sign,
+/// which would be foreseen as a coin is.
 inline std::uint32_t ordered(float score) {
-  if (!(score > -std::numeric_limits<float>::infinity())) return 0;
   const auto u = std::bit_cast<std::uint32_t>(score + 0.0f);  // -0 and 0 are one number
-  return u & 0x80000000u ? ~u : u | 0x80000000u;
+  const std::uint32_t order = u ^ ((0u - (u >> 31)) | 0x80000000u);
+  return score > -std::numeric_limits<float>::infinity() ? order : 0;
 }
 /// The score of such a number; -inf for 0.
 inline float score_of(std::uint32_t order) {

@@ -8,11 +8,13 @@
 #include <functional>
 #include <limits>
 #include <numeric>
+#include <set>
 
 #include "ann/graph/beam_choice.h"
 #include "ann/graph/beam_search.h"
 #include "ann/graph/build.h"
 #include "ann/graph/key_space.h"
+#include "ann/graph/ranked_walk.h"
 #include "ann/nearest.h"
 #include "base/cancel.h"
 #include "base/rng.h"
@@ -221,6 +223,102 @@ TEST(BeamChoice, ReachesTheRecallForOtherQueries) {
   }
   EXPECT_GT(before, choose(0.8, 6000));
   EXPECT_EQ(choose(1.5, 300), 300);
+}
+
+/// The narrowest of the tried beams with which all walks find the share, as beam_choice.h has it.
+std::int64_t beam_by_all_walks(const KeyGraph& graph, const Wanted& wanted, double share, std::int64_t most,
+                               const BeamKeys& keys) {
+  const std::int64_t each = wanted.each(), count = wanted.queries.rows;
+  for (std::int64_t from = 16; from < most; from *= 2) {
+    std::vector<BeamSearch> walks(at(count));
+    for (std::int64_t q = 0; q < count; ++q) {
+      walks[at(q)].begin(graph, keys, wanted.queries[q].data(), std::max(2 * from, 2 * each));
+      walks[at(q)].visit(graph.entries());
+    }
+    for (std::int64_t beam = from; beam < std::min(2 * from, most); beam += from / 8) {
+      double sum = 0.0, squares = 0.0;
+      for (std::int64_t q = 0; q < count; ++q) {
+        walks[at(q)].run(beam);
+        const std::span<const Node> own = wanted.nearest.subspan(at(q * each), at(each));
+        double hits = 0.0;
+        for (std::int64_t rank = 0; rank < std::min(2 * each, walks[at(q)].found()); ++rank)
+          hits += std::ranges::find(own, walks[at(q)].node(rank)) != own.end() ? 1.0 : 0.0;
+        sum += hits / static_cast<double>(each);
+        squares += hits * hits / static_cast<double>(each * each);
+      }
+      const double n = static_cast<double>(count), mean = sum / n;
+      if (mean - std::sqrt((squares / n - mean * mean) / n) >= share) return beam;
+    }
+  }
+  return most;
+}
+
+// Neither stopping early nor the other kind of walk changes the choice, where queries have structure and where they
+// have none.
+TEST(BeamChoice, IsThatOfAllWalks) {
+  constexpr std::int64_t kTold = 1000, kJudges = 60, kWanted = 20;
+  World world(3000, kTold + kJudges);
+  std::set<std::int64_t> chosen;
+  for (const bool structured : {true, false}) {
+    Rng rng(3);
+    for (std::vector<float>* const rows : {&world.keys, &world.queries})
+      for (float& x : *rows)
+        if (!structured) x = static_cast<float>(rng.normal());
+    const QuantizedKeys keys = coded(world.keys);
+    const float* const judges = world.queries.data() + kTold * kDim;
+    ThreadPool pool(2);
+    const KeyGraph graph =
+        build_graph(matrix(world.keys), {world.queries.data(), kTold, kDim}, keys.view(), 12, pool);
+    const auto nearest = nearest_keys({judges, kJudges, kDim}, matrix(world.keys), kWanted, pool);
+    const Wanted wanted = {{judges, kJudges, kDim}, nearest};
+    ThreadPool one(1), three(3);
+    for (const double share :
+         {0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.99, 1.0, 1.1}) {
+      for (const std::int64_t most : {10, 187, 3000}) {
+        const std::int64_t beam = beam_by_all_walks(graph, wanted, share, most, keys.view());
+        for (ThreadPool* const threads : {&one, &three})
+          EXPECT_EQ(choose_beam(graph, wanted, share, most, keys.view(), *threads), beam)
+              << share << " " << most;
+        chosen.insert(beam);
+      }
+    }
+  }
+  EXPECT_GE(chosen.size(), 15u);  // narrow ones and wide ones
+  EXPECT_LT(*chosen.begin(), 3000 / 64);
+}
+
+// Also of keys and queries that are no numbers, and of equal scores.
+TEST(RankedWalk, FindsWhatBeamSearchFinds) {
+  ThreadPool pool(2);
+  World world(1500, 500);
+  std::fill_n(world.keys.begin() + 40 * kDim, 30 * kDim, std::numeric_limits<float>::quiet_NaN());
+  for (std::int64_t i = 100; i < 400; ++i)
+    std::copy_n(world.keys.begin(), kDim, world.keys.begin() + i * kDim);
+  std::fill_n(world.asked.begin(), kDim, std::numeric_limits<float>::infinity());
+  std::fill_n(world.asked.begin() + kDim, kDim, 0.0f);
+  const QuantizedKeys keys = coded(world.keys);
+  const KeyGraph graph = build_graph(matrix(world.keys), matrix(world.queries), keys.view(), 8, pool);
+  BeamSearch search;
+  RankedWalk ranked;
+  for (std::int64_t q = 0; q < 60; ++q) {
+    search.begin(graph, keys.view(), matrix(world.asked)[q].data(), 1500);
+    search.visit(graph.entries());
+    ranked.begin(graph, keys.view(), matrix(world.asked)[q].data());
+    for (const std::int64_t beam : {1, 2, 17, 64, 65, 200, 1500}) {
+      search.run(beam);
+      ranked.run(beam);
+      std::vector<Node> found, others;
+      for (std::int64_t rank = 0; rank < search.found(); ++rank) found.push_back(search.node(rank));
+      for (const std::int64_t best : {1, 20, 64, 300, 1500}) {
+        const auto count = std::min<std::int64_t>(best, std::ssize(found));
+        ASSERT_EQ(ranked.found_of(std::span(found).first(at(count)), best), count) << q << " " << beam;
+        ASSERT_EQ(ranked.found_of(std::span(found).subspan(at(count)), best), 0) << q << " " << beam;
+      }
+      for (Node node = 0; node < 1500; ++node)
+        if (std::ranges::find(found, node) == found.end()) others.push_back(node);
+      ASSERT_EQ(ranked.found_of(others, 1500), 0) << q << " " << beam;
+    }
+  }
 }
 
 /// Queries that see 20 of 96 directions: walks need no others, and distances are those that queries see.

@@ -13,9 +13,6 @@ namespace lode {
 
 namespace {
 
-/// Nodes expanded in one turn: their links' keys come from memory at the same time, and what is found is
-/// merged once. More would go ahead of what the best of them find.
-constexpr std::size_t kExpandTogether = 4;
 constexpr std::size_t kWordsPerStore = 8;  // of 64 bits, cleared in the time of one at a random place
 constexpr std::size_t kCountedRanks = 32;  // at most: counting takes a square of them
 

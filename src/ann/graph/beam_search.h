@@ -20,6 +20,10 @@ namespace lode {
 /// one needs. Several walks on one thread take turns (run_together): while one waits, the others work.
 class BeamSearch {
  public:
+  /// Nodes expanded in one turn: their links' keys come from memory at the same time, and what is found is
+  /// merged once. More would go ahead of what the best of them find.
+  static constexpr std::size_t kExpandTogether = 4;
+
   /// Starts anew. The arguments but q outlive the walk; `keep` bounds what is found. Only a walk that
   /// `may_widen` remembers what it drops.
   void begin(const KeyGraph& graph, const BeamKeys& keys, const float* q /*[d]*/, std::int64_t keep,

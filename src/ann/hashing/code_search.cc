@@ -2,12 +2,11 @@
 #include "ann/hashing/code_search.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
-#include <numeric>
 
 #include "ann/hashing/counting_select.h"
+#include "ann/radix_sort.h"
 #include "kernels/select/signature.h"
 
 namespace lode {
@@ -22,20 +21,6 @@ constexpr std::int64_t kSplitSample = 2048;  // of those, what the split of a li
 // Measured: what a cell of the tables, a key in it and a key within the limit cost, in keys of a pass over
 // all codes.
 constexpr double kCell = 48, kKeyInCell = 6, kKeyFound = 20;
-
-/// Sorts by the bits from `begin` to `end`, lowest digit first.
-void radix_sort(std::vector<std::uint64_t>& x, std::vector<std::uint64_t>& spare, int begin, int end) {
-  constexpr int kDigit = 11;
-  spare.resize(x.size());
-  for (int shift = begin; shift < end; shift += kDigit) {
-    const auto digit = [&](std::uint64_t value) { return value >> shift & ((1u << kDigit) - 1u); };
-    std::array<std::size_t, (1u << kDigit) + 1> next{};
-    for (const std::uint64_t value : x) ++next[digit(value) + 1];
-    std::partial_sum(next.begin(), next.end(), next.begin());
-    for (const std::uint64_t value : x) spare[next[digit(value)]++] = value;
-    x.swap(spare);
-  }
-}
 
 }  // namespace
 
