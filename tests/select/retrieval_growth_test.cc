@@ -87,6 +87,7 @@ class ForeignQueries {
   }
 
   std::vector<float>& keys() { return keys_; }
+  std::int64_t queries() const { return matrix(queries_).rows; }
   KvRows rows() const {
     return {.type = DType::f32,
             .k = reinterpret_cast<const std::byte*>(keys_.data()),
@@ -95,12 +96,15 @@ class ForeignQueries {
   }
   /// Over the first `built` keys.
   RetrievalIndex built(std::int64_t built) {
+    GraphsByDevice host(nullptr, pool_);
+    return this->built(built, host);
+  }
+  RetrievalIndex built(std::int64_t built, GraphDevice& device) {
     const std::int64_t told = std::min(matrix(queries_).rows, 2 * built);
     const std::vector<float> queries(queries_.begin(), queries_.begin() + told * kDim);
-    GraphsByDevice host(nullptr, pool_);
     const auto end = static_cast<Position>(built);
     return {kShape,    rows(), end,   RetrievalIndex::space_for(kShape, rows(), end, queries),
-            {queries}, {},     pool_, host};
+            {queries}, {},     pool_, device};
   }
   /// Share of the best keys that walks with this beam find when all but the first `first` keys came later.
   double found(std::int64_t first, std::int64_t beam) {
@@ -166,6 +170,36 @@ TEST(RetrievalGrowth, KeysThatWereTakenBackLeaveNothingBehind) {
   world.keys() = kept;
   twice.advance(kKeys, world.rows(), scratch);
   EXPECT_TRUE(std::ranges::equal(twice.graph(0).rows(), once.graph(0).rows()));
+}
+
+/// Finds nearest keys, and counts for how many queries.
+class CountingDevice final : public GraphDevice {
+ public:
+  std::vector<Node> nearest(Matrix<const float> queries, Matrix<const float> keys, std::int64_t k) override {
+    asked += queries.rows;
+    return nearest_keys(queries, keys, k, pool_);
+  }
+  std::unique_ptr<GraphLinker> linker(Matrix<const float>, std::span<const Node>, std::int64_t,
+                                      int) override {
+    return nullptr;
+  }
+  std::unique_ptr<QueryWalks> walks(const Wanted&, const BeamKeys&, const KeyGraph&) override {
+    return nullptr;
+  }
+  std::int64_t asked = 0;
+
+ private:
+  ThreadPool pool_ = ThreadPool(2);
+};
+
+TEST(RetrievalGrowth, ADeviceFindsTheListsOfAllQueries) {
+  constexpr std::int64_t kKeys = 3000;
+  ForeignQueries world(kKeys);
+  CountingDevice device;
+  const RetrievalIndex index = world.built(kKeys, device);
+  const std::int64_t guides = std::ssize(index.guides(0).floors);
+  EXPECT_GT(guides, 100);
+  EXPECT_EQ(device.asked, world.queries() + guides);
 }
 
 // Some minutes; ./check --long runs it.

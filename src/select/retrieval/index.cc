@@ -8,6 +8,7 @@
 
 #include "ann/graph/beam_choice.h"
 #include "ann/graph/build.h"
+#include "ann/graph/graph_device.h"
 #include "ann/nearest.h"
 #include "base/cancel.h"
 #include "base/threads.h"
@@ -65,7 +66,7 @@ std::vector<float> read_keys(const KvRows& kv, Position begin, std::int64_t coun
 }
 
 /// Queries at even steps through all of them, with what a key must reach to be in their lists.
-RetrievalIndex::Guides guides_of(Matrix<const float> queries, Matrix<const float> keys, ThreadPool& pool) {
+RetrievalIndex::Guides guides_of(Matrix<const float> queries, Matrix<const float> keys, GraphDevice& device) {
   RetrievalIndex::Guides guides;
   const std::int64_t count = std::min(guides_for(keys.rows), queries.rows), d = queries.cols;
   guides.queries.reserve(at(count * d));
@@ -75,7 +76,7 @@ RetrievalIndex::Guides guides_of(Matrix<const float> queries, Matrix<const float
     guides.queries.insert(guides.queries.end(), q.begin(), q.end());
   }
   const std::int64_t rank = std::min(kGuideRank, keys.rows);
-  const auto nearest = nearest_keys({guides.queries.data(), count, d}, keys, rank, pool);
+  const auto nearest = device.nearest({guides.queries.data(), count, d}, keys, rank);
   for (std::int64_t i = 0; i < count && rank > 0; ++i) {
     const Node last = nearest[at((i + 1) * rank - 1)];
     guides.floors.push_back(kernels().dot(guides.queries.data() + i * d, keys[last].data(), d));
@@ -197,7 +198,7 @@ RetrievalIndex::RetrievalIndex(const Shape& shape, const KvRows& kv, Position en
     });
     body_->graphs[g] = build_graph({seen.data(), count, m}, {towards.data(), own.rows, m},
                                    body_->coded.view(), shape.degree, pool, !queries[g].empty(), &device);
-    if (!queries[g].empty()) body_->guides[g] = guides_of(own, keys, pool);
+    if (!queries[g].empty()) body_->guides[g] = guides_of(own, keys, device);
   }
   beam_ = beam_for(goal, keys, pool);
 }
