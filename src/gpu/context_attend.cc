@@ -165,28 +165,30 @@ KvWrite CudaContext::write_of(int layer, const Run& run) const {
   return write;
 }
 
-/// Of those tokens alone whose queries the layer's listeners wait for.
+/// Of those tokens of a context alone whose queries the layer's listeners wait for.
 void CudaContext::tell_queries(int layer, const Run& run) {
-  if (run.window(layer) > 0) return;
+  if (run.window(layer) > 0 || run.step.phase != Phase::context) return;
   const SequenceTokens& sequence = run.step.sequences.front();
-  const std::int64_t width = std::int64_t{config_.query_heads} * config_.head_dim, end = tokens_ + run.count;
+  const std::int64_t width = query_floats(layer, run) / run.count;
   for (Selector* const selector : run.step.listeners[static_cast<std::size_t>(layer)]) {
     auto& listener = dynamic_cast<HearsQueries&>(*selector);
-    const std::int64_t step = listener.query_step(sequence.id), first = (tokens_ + step - 1) / step * step,
-                       rows = first < end ? (end - 1 - first) / step + 1 : 0, together = step == 1 ? rows : 1;
-    if (rows == 0) continue;
-    if (host_q_unrotated_.bytes() == 0) host_q_unrotated_ = cuda::PinnedBuffer(q_unrotated_.bytes());
-    for (std::int64_t row = 0; row < rows; row += together)
-      cuda::copy(host_q_unrotated_.as<float>() + row * width,
-                 q_unrotated_.as<float>() + (first - tokens_ + row * step) * width,
-                 together * width * std::int64_t{sizeof(float)}, stream_.get());
+    const std::vector<Position> positions =
+        listener.wanted_queries(sequence.id, static_cast<Position>(tokens_), run.count);
+    if (positions.empty()) continue;
+    const cuda::Buffer& from = listener.hears_rotated() ? q_ : q_unrotated_;
+    cuda::PinnedBuffer& to = listener.hears_rotated() ? host_q_ : host_q_unrotated_;
+    if (to.bytes() == 0) to = cuda::PinnedBuffer(from.bytes());
+    for_runs(positions, [&](std::int64_t first, std::int64_t count) {
+      cuda::copy(to.as<float>() + first * width,
+                 from.as<float>() + (positions[static_cast<std::size_t>(first)] - tokens_) * width,
+                 count * width * std::int64_t{sizeof(float)}, stream_.get());
+    });
     stream_.synchronize();
     listener.on_queries({.sequence = sequence.id,
-                         .phase = run.step.phase,
                          .begin = static_cast<Position>(tokens_),
                          .tokens = run.count,
-                         .step = step,
-                         .q_unrotated = floats(host_q_unrotated_, rows * width)});
+                         .positions = positions,
+                         .q = floats(to, std::ssize(positions) * width)});
   }
 }
 

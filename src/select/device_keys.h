@@ -179,23 +179,35 @@ class BuiltByDevice {
   mutable bool left_to_host_ = false;
 };
 
-/// Queries of a written chunk, before RoPE.
+/// Queries of some tokens of a written chunk of a context.
 struct SampledQueries {
   std::int32_t sequence = 0;
-  Phase phase = Phase::context;
-  Position begin = 0;                  ///< of the chunk
-  std::int64_t tokens = 0;             ///< of the chunk
-  std::int64_t step = 1;               ///< those of tokens at multiples of it are here
-  std::span<const float> q_unrotated;  // [those tokens, Hq, d]
+  Position begin = 0;                   ///< of the chunk
+  std::int64_t tokens = 0;              ///< of the chunk
+  std::span<const Position> positions;  ///< of those that are here
+  std::span<const float> q;             // [positions, Hq, d]
 };
+
+/// body(first, count) for each run of positions that follow one another: places in `positions`.
+template <class Body>
+void for_runs(std::span<const Position> positions, const Body& body) {
+  for (std::size_t first = 0, end = 0; first < positions.size(); first = end) {
+    while (++end < positions.size() && positions[end] == positions[end - 1] + 1) {
+    }
+    body(static_cast<std::int64_t>(first), static_cast<std::int64_t>(end - first));
+  }
+}
 
 /// A selector whose on_write needs nothing but some of a chunk's queries: a GPU that writes the chunk hands over
 /// these alone.
 class HearsQueries {
  public:
   virtual ~HearsQueries() = default;
-  /// Queries of tokens at multiples of it are enough in the next chunk.
-  virtual std::int64_t query_step(std::int32_t sequence) const = 0;
+  /// Whether it hears queries after RoPE, not before.
+  virtual bool hears_rotated() const { return false; }
+  /// Of which tokens of the next chunk on_queries must have them; rising.
+  virtual std::vector<Position> wanted_queries(std::int32_t sequence, Position begin,
+                                               std::int64_t tokens) const = 0;
   virtual void on_queries(const SampledQueries& queries) = 0;
 };
 

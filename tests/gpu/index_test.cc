@@ -6,7 +6,10 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 
+#include "io/container.h"
 #include "support/compare.h"
 #include "support/gpu.h"
 
@@ -206,6 +209,42 @@ TEST(GpuIndexes, AreOfTheTextThatTookAnothersPlace) {
 }
 
 // Fewer keys than codes; what comes later is coded by the same centroids.
+/// The files of a method's indexes in all layers.
+std::string saved_indexes(Context& context, MethodId method) {
+  const fs::path path = fs::temp_directory_path() / ("lodestone-saved-" + std::to_string(getpid()));
+  ContainerWriter out(path);
+  const auto& selectors = context.impl().methods[static_cast<std::size_t>(method)].selectors;
+  for (std::size_t layer = 0; layer < selectors.size(); ++layer) {
+    if (selectors[layer] == nullptr) continue;
+    SectionWriter sections(out, "x" + std::to_string(layer) + "/");
+    selectors[layer]->save(0, sections);
+  }
+  out.finish();
+  std::ifstream file(path, std::ios::binary);
+  std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  fs::remove(path);
+  return bytes;
+}
+
+// Alone it hears of some queries, beside a method that listens to keys of whole writes; its index is the same.
+TEST(GpuRetrieval, HearsSomeQueriesAndNoKeysOfThePrefill) {
+  NEEDS_GPU();
+  std::string indexes[2];
+  for (const bool alone : {true, false}) {
+    Context context = context_on(Device::cuda);
+    const MethodId method = context.attach(parse_spec("retrieval:k=10,window=16"));
+    if (!alone) context.attach(parse_spec("double-sparsity:budget=64,window=16"));
+    const std::vector<TokenId> text = story(1500);
+    context.prefill(std::span(text).first(1300));
+    context.prefill(std::span(text).subspan(1300));
+    EXPECT_EQ(context.impl().kv.tokens(), alone ? 0 : 1500);
+    context.build_indexes();
+    indexes[alone ? 1 : 0] = saved_indexes(context, method);
+    EXPECT_FALSE(context.forward(story(3), method).empty());
+  }
+  EXPECT_EQ(indexes[0], indexes[1]);
+}
+
 TEST(GpuPqCache, CentroidsOfAShortTextStay) {
   NEEDS_GPU();
   std::vector<float> logits[2];

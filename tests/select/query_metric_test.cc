@@ -34,6 +34,21 @@ QuerySample sample_of(const QueryBlock& block, std::int64_t chunk, std::int64_t 
   return sample;
 }
 
+/// The same of the queries alone that it wants.
+QuerySample sample_of_wanted(const QueryBlock& block, std::int64_t chunk, std::int64_t width) {
+  QuerySample sample;
+  for (std::int64_t begin = 0; begin < block.tokens; begin += chunk) {
+    const std::int64_t tokens = std::min(chunk, block.tokens - begin);
+    const std::vector<Position> positions = sample.wanted(static_cast<Position>(begin), tokens);
+    std::vector<float> q;
+    for (const Position p : positions)
+      q.insert(q.end(), block.q_unrotated.begin() + p * width, block.q_unrotated.begin() + (p + 1) * width);
+    sample.take_wanted(
+        {.begin = static_cast<Position>(begin), .tokens = tokens, .positions = positions, .q = q});
+  }
+  return sample;
+}
+
 TEST(QuerySample, DependsOnPositionsAlone) {
   World world({.kv_heads = 1, .group = 2, .d = 16});
   world.write(3000);
@@ -42,10 +57,12 @@ TEST(QuerySample, DependsOnPositionsAlone) {
   EXPECT_GT(whole.tokens(), QuerySample::kMost / 2);
   EXPECT_LE(whole.tokens(), QuerySample::kMost);
   for (const std::int64_t chunk : {1, 7, 512, 2999}) {
-    const QuerySample other = sample_of(block, chunk, 32);
-    ASSERT_EQ(other.tokens(), whole.tokens()) << chunk;
-    for (std::int64_t i = 0; i < whole.tokens(); ++i)
-      ASSERT_TRUE(std::equal(whole.token(i).begin(), whole.token(i).end(), other.token(i).begin())) << chunk;
+    for (const QuerySample& other : {sample_of(block, chunk, 32), sample_of_wanted(block, chunk, 32)}) {
+      ASSERT_EQ(other.tokens(), whole.tokens()) << chunk;
+      for (std::int64_t i = 0; i < whole.tokens(); ++i)
+        ASSERT_TRUE(std::equal(whole.token(i).begin(), whole.token(i).end(), other.token(i).begin()))
+            << chunk;
+    }
   }
   // Behind a file of 700 tokens, whose queries nobody has: thinning drops the first of the sample.
   QuerySample behind[2];

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <limits>
 #include <memory>
 
@@ -389,6 +391,47 @@ TEST(CapturedQueries, StayWithinBoundsAndDoNotDependOnChunks) {
   CapturedQueries few(2, 2, 100);
   few.take({.begin = 0, .tokens = 64, .q = bad});
   EXPECT_EQ(few.tokens(), 63);
+}
+
+/// The file of a selector's index.
+std::string saved(const Selector& selector) {
+  const std::filesystem::path path =
+      std::filesystem::path(testing::TempDir()) / ("retrieval-saved-" + std::to_string(getpid()));
+  ContainerWriter out(path);
+  SectionWriter sections(out, "x/");
+  selector.save(0, sections);
+  out.finish();
+  std::ifstream file(path, std::ios::binary);
+  std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  std::filesystem::remove(path);
+  return bytes;
+}
+
+// Of a text that was read anew from its beginning, and anew from its middle; of so many queries that not all are kept.
+TEST(Retrieval, TheQueriesThatItWantsMakeTheIndexThatAllOfThemMake) {
+  ThreadPool pool(2);
+  constexpr std::int64_t kTokens = 3900;
+  TopicText text({.kv_heads = 1, .group = 16, .d = 16, .type = DType::f16, .dense = {4, 32}});
+  text.write(kTokens);
+  const LayerGeometry geometry = text.geometry(pool);
+  const auto hears_all = make("retrieval:k=8", geometry), hears_some = make("retrieval:k=8", geometry);
+  std::int64_t told = 0, heard = 0;
+  const auto read = [&](std::int64_t begin, std::int64_t chunk) {
+    for (std::int64_t at = begin; at < kTokens; at += chunk) {
+      const QueryBlock block = text.block(static_cast<Position>(at), std::min(chunk, kTokens - at));
+      tell(*hears_all, block);
+      told += block.tokens;
+      heard += tell_wanted(*hears_some, block);
+    }
+  };
+  read(0, 700);
+  read(0, 650);
+  for (Selector* const selector : {hears_all.get(), hears_some.get()}) selector->roll_back(0, 3200);
+  read(3200, 50);
+  EXPECT_LT(heard, told - 500);
+  for (Selector* const selector : {hears_all.get(), hears_some.get()})
+    selector->build(0, text.store().layer(0));
+  EXPECT_EQ(saved(*hears_all), saved(*hears_some));
 }
 
 /// What a selector of this spec makes of a file of another one's index.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lodestone/spec.h"
+#include "select/device_keys.h"
 #include "support/world.h"
 
 namespace lode::test {
@@ -38,6 +39,21 @@ inline void tell(Selector& selector, World& world, std::int64_t tokens, std::int
   if (!selector.wants_writes()) return;
   for (std::int64_t at = 0; at < tokens; at += chunk)
     tell(selector, world.block(static_cast<Position>(at), std::min(chunk, tokens - at)));
+}
+
+/// Tells a selector of those of a block's queries alone that it wants, as a GPU does; returns of how many tokens.
+inline std::int64_t tell_wanted(Selector& selector, const QueryBlock& block) {
+  auto& listener = dynamic_cast<HearsQueries&>(selector);
+  const std::vector<Position> positions = listener.wanted_queries(0, block.begin, block.tokens);
+  const std::span<const float> all = listener.hears_rotated() ? block.q : block.q_unrotated;
+  const std::size_t width = all.size() / static_cast<std::size_t>(block.tokens);
+  std::vector<float> q;
+  for (const Position position : positions) {
+    const auto own = all.subspan(static_cast<std::size_t>(position - block.begin) * width, width);
+    q.insert(q.end(), own.begin(), own.end());
+  }
+  listener.on_queries({.begin = block.begin, .tokens = block.tokens, .positions = positions, .q = q});
+  return std::ssize(positions);
 }
 
 /// Indexes the world's text, and does what the method of that name does over all layers then.

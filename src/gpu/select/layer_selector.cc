@@ -663,26 +663,23 @@ void LayerSelector::select(const CallerQueries& queries, const CallerRows& rows,
 
 void LayerSelector::observe(const CallerQueries& queries, const cuda::CallerStream& stream) {
   auto& listener = dynamic_cast<HearsQueries&>(host_);
-  const std::int64_t step = listener.query_step(0), first = (queries.begin + step - 1) / step * step,
-                     end = queries.begin + queries.tokens,
-                     row = std::int64_t{geometry_.query_heads} * geometry_.head_dim;
-  const std::int64_t rows = first < end ? (end - 1 - first) / step + 1 : 0, together = step == 1 ? rows : 1;
-  std::vector<float> heard(static_cast<std::size_t>(rows * row));
+  const auto begin = static_cast<Position>(queries.begin);
+  const std::vector<Position> positions = listener.wanted_queries(0, begin, queries.tokens);
+  if (positions.empty()) return;
+  const std::int64_t row = std::int64_t{geometry_.query_heads} * geometry_.head_dim;
+  std::vector<float> heard(positions.size() * static_cast<std::size_t>(row));
   const auto* const q = static_cast<const float*>(queries.q);
-  for (std::int64_t i = 0; i < rows; i += together)
-    cuda::copy_and_wait(heard.data() + i * row, q + (first - queries.begin + i * step) * row,
-                        together * row * std::int64_t{sizeof(float)}, stream);
-  for (std::int64_t i = 0; i < rows; ++i)
+  for_runs(positions, [&](std::int64_t first, std::int64_t count) {
+    cuda::copy_and_wait(heard.data() + first * row,
+                        q + (positions[static_cast<std::size_t>(first)] - queries.begin) * row,
+                        count * row * std::int64_t{sizeof(float)}, stream);
+  });
+  for (std::size_t i = 0; i < positions.size() && !listener.hears_rotated(); ++i)
     geometry_.rope->unrotate(
-        std::span(heard).subspan(static_cast<std::size_t>(i * row), static_cast<std::size_t>(row)),
-        static_cast<Position>(first + i * step));
-  if (heard.empty()) return;
-  listener.on_queries({.sequence = 0,
-                       .phase = Phase::context,
-                       .begin = static_cast<Position>(queries.begin),
-                       .tokens = queries.tokens,
-                       .step = step,
-                       .q_unrotated = heard});
+        std::span(heard).subspan(i * static_cast<std::size_t>(row), static_cast<std::size_t>(row)),
+        positions[i]);
+  listener.on_queries(
+      {.sequence = 0, .begin = begin, .tokens = queries.tokens, .positions = positions, .q = heard});
 }
 
 }  // namespace lode

@@ -32,6 +32,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <optional>
@@ -168,7 +169,11 @@ struct Indexed {
   std::vector<HeadShare> shares = {};  // [Hq] with `error`
 };
 
-class Retrieval final : public Selector, public SharesIndex, public Branches, public BuiltByDevice {
+class Retrieval final : public Selector,
+                        public SharesIndex,
+                        public Branches,
+                        public BuiltByDevice,
+                        public HearsQueries {
  public:
   Retrieval(const LayerGeometry& geometry, const Options& options)
       : geometry_(geometry), options_(options), scratch_(at(geometry.pool->size())) {}
@@ -178,6 +183,15 @@ class Retrieval final : public Selector, public SharesIndex, public Branches, pu
     if (write.phase != Phase::context) return;
     of(write.sequence).captured.take(write);
     of(write.sequence).observed.take(write);
+  }
+  bool hears_rotated() const override { return true; }
+  std::vector<Position> wanted_queries(std::int32_t sequence, Position begin,
+                                       std::int64_t tokens) const override;
+  void on_queries(const SampledQueries& chunk) override {
+    LODE_ASSERT(
+        std::ranges::equal(chunk.positions, wanted_queries(chunk.sequence, chunk.begin, chunk.tokens)));
+    of(chunk.sequence).captured.take_wanted(chunk);
+    of(chunk.sequence).observed.take_wanted(chunk);
   }
 
   void build(std::int32_t sequence, KvLayer kv) override;
@@ -421,6 +435,18 @@ void Retrieval::share_index(std::int32_t sequence, const Selector& other) {
   Indexed& own = of(sequence);
   const Indexed& found = same->indexed_.at(sequence);
   for (std::size_t head = 0; head < own.heads.size(); ++head) own.heads[head].share(found.heads[head]);
+}
+
+std::vector<Position> Retrieval::wanted_queries(std::int32_t sequence, Position begin,
+                                                std::int64_t tokens) const {
+  const auto found = indexed_.find(branches_.contains(sequence) ? 0 : sequence);
+  const auto wanted_by = [&](const Indexed& indexed) {
+    std::vector<Position> all;
+    std::ranges::set_union(indexed.captured.wanted_of(begin, tokens),
+                           indexed.observed.wanted_of(begin, tokens), std::back_inserter(all));
+    return all;
+  };
+  return found != indexed_.end() ? wanted_by(found->second) : wanted_by(fresh());
 }
 
 void Retrieval::build(std::int32_t sequence, KvLayer kv) {

@@ -13,11 +13,11 @@ namespace {
 
 constexpr float kMost = 3e38f;  // what rounds to a finite bf16
 
-}  // namespace
-
-bool CapturedQueries::wanted(Position position) const {
-  return (hash_seed(0, position) & ((std::uint64_t{1} << level_) - 1)) == 0;
+bool is_drawn(Position position, int level) {
+  return (hash_seed(0, position) & ((std::uint64_t{1} << level) - 1)) == 0;
 }
+
+}  // namespace
 
 bf16* CapturedQueries::queries_of(std::int64_t token) {
   return blocks_[static_cast<std::size_t>(token / kBlockTokens)].data() +
@@ -28,19 +28,35 @@ const bf16* CapturedQueries::queries_of(std::int64_t token) const {
   return const_cast<CapturedQueries*>(this)->queries_of(token);
 }
 
+std::vector<Position> CapturedQueries::wanted_of(Position begin, std::int64_t tokens) const {
+  const int level = positions_.empty() || positions_.front() >= begin ? 0 : level_;  // as cut() leaves it
+  std::vector<Position> positions;
+  for (std::int64_t t = 0; t < tokens; ++t)
+    if (const auto position = static_cast<Position>(begin + t); is_drawn(position, level))
+      positions.push_back(position);
+  return positions;
+}
+
 void CapturedQueries::take(const KvWrite& write) {
   cut(write.begin);
-  for (std::int64_t t = 0; t < write.tokens; ++t) {
-    const auto position = static_cast<Position>(write.begin + t);
-    if (!wanted(position)) continue;
-    const std::span<const float> q = write.q.subspan(static_cast<std::size_t>(t) * row(), row());
-    if (!std::all_of(q.begin(), q.end(), [](float x) { return std::abs(x) < kMost; })) continue;
-    positions_.push_back(position);
-    if (tokens() > std::ssize(blocks_) * kBlockTokens)
-      blocks_.emplace_back(static_cast<std::size_t>(kBlockTokens) * row());
-    kernels().narrow(q.data(), static_cast<std::int64_t>(row()), DType::bf16, queries_of(tokens() - 1));
-    while (tokens() > most_tokens_) thin();
-  }
+  for (std::int64_t t = 0; t < write.tokens; ++t)
+    add(static_cast<Position>(write.begin + t), write.q.subspan(static_cast<std::size_t>(t) * row(), row()));
+}
+
+void CapturedQueries::take_wanted(const SampledQueries& chunk) {
+  cut(chunk.begin);
+  for (std::size_t i = 0; i < chunk.positions.size(); ++i)
+    add(chunk.positions[i], chunk.q.subspan(i * row(), row()));
+}
+
+void CapturedQueries::add(Position position, std::span<const float> q) {
+  if (!is_drawn(position, level_)) return;
+  if (!std::all_of(q.begin(), q.end(), [](float x) { return std::abs(x) < kMost; })) return;
+  positions_.push_back(position);
+  if (tokens() > std::ssize(blocks_) * kBlockTokens)
+    blocks_.emplace_back(static_cast<std::size_t>(kBlockTokens) * row());
+  kernels().narrow(q.data(), static_cast<std::int64_t>(row()), DType::bf16, queries_of(tokens() - 1));
+  while (tokens() > most_tokens_) thin();
 }
 
 void CapturedQueries::thin() {
@@ -48,7 +64,7 @@ void CapturedQueries::thin() {
   std::int64_t kept = 0;
   for (std::int64_t i = 0; i < tokens(); ++i) {
     const Position position = positions_[static_cast<std::size_t>(i)];
-    if (!wanted(position)) continue;
+    if (!is_drawn(position, level_)) continue;
     positions_[static_cast<std::size_t>(kept)] = position;
     if (kept < i) std::copy_n(queries_of(i), row(), queries_of(kept));
     ++kept;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lodestone/selector.h"
+#include "select/device_keys.h"
 
 namespace lode {
 
@@ -21,6 +22,10 @@ class CapturedQueries {
 
   /// Replaces what was kept from write.begin on. Tokens with a query that is not finite are left out.
   void take(const KvWrite& write);
+  /// The same from the queries of the chunk's wanted tokens alone. Others may stand among them and count for nothing.
+  void take_wanted(const SampledQueries& chunk);
+  /// The tokens of the next chunk that may be kept, rising.
+  std::vector<Position> wanted_of(Position begin, std::int64_t tokens) const;
   void cut(std::int64_t tokens);  ///< forgets positions from `tokens` on
   void clear();
 
@@ -36,7 +41,7 @@ class CapturedQueries {
   /// Memory comes in blocks of so many tokens: a vector that grows would hold up to twice what it needs.
   static constexpr std::int64_t kBlockTokens = 128;
 
-  bool wanted(Position position) const;
+  void add(Position position, std::span<const float> q);
   void thin();
   std::size_t row() const {
     return static_cast<std::size_t>(query_heads_) * static_cast<std::size_t>(head_dim_);

@@ -6,19 +6,37 @@
 
 namespace lode {
 
+std::vector<Position> ObservedQueries::wanted_of(Position begin, std::int64_t tokens) const {
+  std::vector<Position> positions;
+  for (std::int64_t t = tokens - std::min(tokens, most_); t < tokens; ++t)
+    positions.push_back(static_cast<Position>(begin + t));
+  return positions;
+}
+
 void ObservedQueries::take(const KvWrite& write) {
   if (write.tokens == 0) return;
   width_ = std::ssize(write.q) / write.tokens;
-  roll_back(write.begin);
-  if (begin_ + tokens() != write.begin) {
+  take_last(write.begin, write.tokens, write.q);
+}
+
+void ObservedQueries::take_wanted(const SampledQueries& chunk) {
+  if (chunk.positions.empty()) return;
+  width_ = std::ssize(chunk.q) / std::ssize(chunk.positions);
+  take_last(chunk.begin, chunk.tokens, chunk.q);
+}
+
+/// `last` ends with the chunk's last queries, as many as count.
+void ObservedQueries::take_last(Position begin, std::int64_t tokens, std::span<const float> last) {
+  roll_back(begin);
+  if (begin_ + this->tokens() != begin) {
     q_.clear();
-    begin_ = write.begin;
+    begin_ = begin;
   }
-  const std::int64_t taken = std::min(write.tokens, most_);
-  const std::int64_t dropped = std::max<std::int64_t>(0, tokens() + write.tokens - most_);
+  const std::int64_t taken = std::min(tokens, most_);
+  const std::int64_t dropped = std::max<std::int64_t>(0, this->tokens() + tokens - most_);
   begin_ += static_cast<Position>(dropped);
   q_.erase(q_.begin(), q_.begin() + std::min<std::int64_t>(std::ssize(q_), dropped * width_));
-  q_.insert(q_.end(), write.q.end() - taken * width_, write.q.end());
+  q_.insert(q_.end(), last.end() - taken * width_, last.end());
 }
 
 void ObservedQueries::roll_back(std::int64_t tokens) {

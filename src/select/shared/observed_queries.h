@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lodestone/selector.h"
+#include "select/device_keys.h"
 
 namespace lode {
 
@@ -16,6 +17,10 @@ class ObservedQueries {
 
   /// Takes the tokens of a write; a gap forgets what was before it.
   void take(const KvWrite& write);
+  /// The same from queries that end with those of the chunk's wanted tokens.
+  void take_wanted(const SampledQueries& chunk);
+  /// The tokens of a chunk that are kept, rising: its last ones.
+  std::vector<Position> wanted_of(Position begin, std::int64_t tokens) const;
   void roll_back(std::int64_t tokens);
 
   Position begin() const { return begin_; }
@@ -26,6 +31,8 @@ class ObservedQueries {
   std::int64_t bytes() const { return static_cast<std::int64_t>(q_.capacity() * sizeof(float)); }
 
  private:
+  void take_last(Position begin, std::int64_t tokens, std::span<const float> last);
+
   std::int64_t most_;
   Position begin_ = 0;
   std::int64_t width_ = 0;  // Hq * d

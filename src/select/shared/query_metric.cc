@@ -74,32 +74,50 @@ std::vector<double> sharpness(std::span<const float> queries /*[n, d]*/, const L
 
 }  // namespace
 
-void QuerySample::take(const SampledQueries& chunk) {
-  if (chunk.phase != Phase::context || chunk.q_unrotated.empty()) return;
-  const std::int64_t step = chunk.step, end = chunk.begin + chunk.tokens,
-                     first = (chunk.begin + step - 1) / step * step;
-  width_ = std::ssize(chunk.q_unrotated) / ((end - first + step - 1) / step);
+std::vector<Position> QuerySample::wanted(Position begin, std::int64_t tokens) const {
+  std::vector<Position> positions;
+  for (std::int64_t p = (begin + stride_ - 1) / stride_ * stride_; p < begin + tokens; p += stride_)
+    positions.push_back(static_cast<Position>(p));
+  return positions;
+}
+
+void QuerySample::take(const KvWrite& write) {
+  if (write.phase != Phase::context || write.q_unrotated.empty()) return;
+  width_ = std::ssize(write.q_unrotated) / write.tokens;
+  roll_back(write.begin);
+  for (std::int64_t t = 0; t < write.tokens; ++t)
+    add(static_cast<Position>(write.begin + t),
+        write.q_unrotated.subspan(static_cast<std::size_t>(t * width_), static_cast<std::size_t>(width_)));
+}
+
+void QuerySample::take_wanted(const SampledQueries& chunk) {
+  if (chunk.positions.empty()) return;
+  width_ = std::ssize(chunk.q) / std::ssize(chunk.positions);
   roll_back(chunk.begin);
-  LODE_ASSERT(stride_ % step == 0);
-  for (std::int64_t position = first, t = 0; position < end; position += step, ++t) {
-    if (position % stride_ != 0) continue;
-    positions_.push_back(static_cast<Position>(position));
-    // A vector that grows by itself would hold up to twice what it needs.
-    if (q_.size() == q_.capacity())
-      q_.reserve(std::min(2 * q_.size(), static_cast<std::size_t>(kMost * width_)) +
-                 static_cast<std::size_t>(width_));
-    q_.insert(q_.end(), chunk.q_unrotated.begin() + t * width_, chunk.q_unrotated.begin() + (t + 1) * width_);
-    if (tokens() <= kMost) continue;
-    stride_ *= 2;
-    std::int64_t kept = 0;
-    for (std::int64_t i = 0; i < tokens(); ++i) {
-      if (positions_[static_cast<std::size_t>(i)] % stride_ != 0) continue;
-      positions_[static_cast<std::size_t>(kept)] = positions_[static_cast<std::size_t>(i)];
-      std::copy_n(q_.begin() + i * width_, width_, q_.begin() + kept++ * width_);
-    }
-    positions_.resize(static_cast<std::size_t>(kept));
-    q_.resize(static_cast<std::size_t>(kept * width_));
+  LODE_ASSERT(std::ranges::equal(chunk.positions, wanted(chunk.begin, chunk.tokens)));
+  for (std::size_t i = 0; i < chunk.positions.size(); ++i)
+    add(chunk.positions[i],
+        chunk.q.subspan(i * static_cast<std::size_t>(width_), static_cast<std::size_t>(width_)));
+}
+
+void QuerySample::add(Position position, std::span<const float> q) {
+  if (position % stride_ != 0) return;
+  positions_.push_back(position);
+  // A vector that grows by itself would hold up to twice what it needs.
+  if (q_.size() == q_.capacity())
+    q_.reserve(std::min(2 * q_.size(), static_cast<std::size_t>(kMost * width_)) +
+               static_cast<std::size_t>(width_));
+  q_.insert(q_.end(), q.begin(), q.end());
+  if (tokens() <= kMost) return;
+  stride_ *= 2;
+  std::int64_t kept = 0;
+  for (std::int64_t i = 0; i < tokens(); ++i) {
+    if (positions_[static_cast<std::size_t>(i)] % stride_ != 0) continue;
+    positions_[static_cast<std::size_t>(kept)] = positions_[static_cast<std::size_t>(i)];
+    std::copy_n(q_.begin() + i * width_, width_, q_.begin() + kept++ * width_);
   }
+  positions_.resize(static_cast<std::size_t>(kept));
+  q_.resize(static_cast<std::size_t>(kept * width_));
 }
 
 void QuerySample::roll_back(std::int64_t tokens) {

@@ -19,19 +19,14 @@ class QuerySample {
  public:
   static constexpr std::int64_t kMost = 512;
 
-  void take(const SampledQueries& chunk);
-  void take(const KvWrite& write) {
-    take(SampledQueries{.sequence = write.sequence,
-                        .phase = write.phase,
-                        .begin = write.begin,
-                        .tokens = write.tokens,
-                        .q_unrotated = write.q_unrotated});
-  }
+  void take(const KvWrite& write);
+  /// The same from the queries of the chunk's wanted tokens alone.
+  void take_wanted(const SampledQueries& chunk);
   void roll_back(std::int64_t tokens);
 
   std::int64_t tokens() const { return std::ssize(positions_); }
-  /// What take() reads of the next write: tokens at multiples of it.
-  std::int64_t step() const { return stride_; }
+  /// The tokens of the next chunk that may be kept, rising.
+  std::vector<Position> wanted(Position begin, std::int64_t tokens) const;
   Position begin() const { return positions_.empty() ? 0 : positions_.front(); }  ///< the first one's
   std::int64_t bytes() const { return static_cast<std::int64_t>(q_.capacity() * sizeof(float)); }
   /// At most so many bytes are ever held of a text of so many tokens.
@@ -41,6 +36,8 @@ class QuerySample {
   }
 
  private:
+  void add(Position position, std::span<const float> q);
+
   std::int64_t stride_ = 1, width_ = 0;  // width: Hq * d
   std::vector<Position> positions_;      // rising
   std::vector<float> q_;                 // [tokens, Hq, d] before RoPE

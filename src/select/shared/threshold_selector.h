@@ -77,13 +77,15 @@ class ThresholdSelector : public Selector, public EstimatesRest, public BuiltByD
   bool estimates_rest() const override { return options_.tail; }
 
   bool wants_writes() const final { return true; }
-  std::int64_t query_step(std::int32_t sequence) const final {
+  std::vector<Position> wanted_queries(std::int32_t sequence, Position begin,
+                                       std::int64_t tokens) const final {
     const auto found = states_.find(sequence);
-    return found != states_.end() ? found->second.sample.step() : 1;
+    return found != states_.end() ? found->second.sample.wanted(begin, tokens)
+                                  : QuerySample().wanted(begin, tokens);
   }
   std::int64_t joint_query_tokens() const final { return options_.stretch; }
   void on_write(const KvWrite& write) final { state_of(write.sequence).sample.take(write); }
-  void on_queries(const SampledQueries& chunk) final { state_of(chunk.sequence).sample.take(chunk); }
+  void on_queries(const SampledQueries& chunk) final { state_of(chunk.sequence).sample.take_wanted(chunk); }
   void build(std::int32_t sequence, KvLayer kv) final;
   void append(std::int32_t sequence, KvLayer kv, Position far_end) override = 0;
   void roll_back(std::int32_t sequence, std::int64_t tokens) override;
