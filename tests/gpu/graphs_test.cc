@@ -17,6 +17,7 @@
 #include "gpu/index/device_links.h"
 #include "gpu/index/device_walks.h"
 #include "select/retrieval/graphs_by_device.h"
+#include "select/retrieval/index.h"
 #include "support/gpu.h"
 
 namespace lode {
@@ -226,6 +227,36 @@ TEST(Graphs, FindAsMuchAsTheHosts) {
   }
   keys->release();
   EXPECT_EQ(keys->bytes(), 0);  // linkers and walks are gone, too
+}
+
+/// Of the queries that are kept for keys to come the products with the last keys of their lists; and how wide searches
+/// must be.
+TEST(Graphs, AnIndexKeepsAndJudgesAsTheHosts) {
+  NEEDS_GPU();
+  constexpr std::int64_t kKeys = 20000, kNumbers = 64;
+  ThreadPool pool;
+  const World world(kKeys, 16000, kNumbers);
+  const KvRows rows = {.type = DType::f32,
+                       .k = reinterpret_cast<const std::byte*>(world.keys.data()),
+                       .rows = kKeys,
+                       .d = kNumbers};
+  const RetrievalIndex::Shape shape = {.head_dim = kNumbers, .degree = 24};
+  const auto keys = device_without_keys();
+  const auto built = [&](DeviceKeys* by) {
+    GraphsByDevice device(by, pool);
+    return RetrievalIndex(shape, rows, kKeys, RetrievalIndex::space_for(shape, rows, kKeys, world.queries),
+                          {world.queries}, {.k = 32, .recall = 0.95, .asked = {world.asked}}, pool, device);
+  };
+  const RetrievalIndex host = built(nullptr), index = built(keys.get());
+  EXPECT_EQ(index.guides(0).queries, host.guides(0).queries);
+  const std::vector<float>&floors = index.guides(0).floors, &expected = host.guides(0).floors;
+  ASSERT_EQ(floors.size(), expected.size());
+  ASSERT_GT(expected.size(), 100u);
+  for (std::size_t i = 0; i < floors.size(); ++i)
+    EXPECT_NEAR(floors[i], expected[i], 0.01f * std::abs(expected[i]) + 0.1f) << i;
+  EXPECT_GT(host.beam(), 0);
+  EXPECT_NEAR(static_cast<double>(index.beam()), static_cast<double>(host.beam()),
+              0.5 * static_cast<double>(host.beam()));
 }
 
 }  // namespace
