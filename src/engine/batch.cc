@@ -290,7 +290,7 @@ void BatchRunner::run_on_gpu(std::span<BatchRow* const> rows) {
           fmt::format("expected room on the GPU for {} tokens of a question and answer, found it taken by "
                       "other sequences",
                       sequence.room));
-    if (held.insert(&document.choosing).second) choosing.emplace_back(document.choosing, std::defer_lock);
+    held.insert(&document.choosing);
     const AttachedMethod* const method = method_of(*row);
     const bool on_host = method != nullptr && sequence.host_chooses();
     row->work = {};
@@ -314,7 +314,8 @@ void BatchRunner::run_on_gpu(std::span<BatchRow* const> rows) {
                            .hooks = row->hooks,
                            .largest = row->largest ? &row->token : nullptr});
   }
-  for (auto& lock : choosing) lock.lock();
+  for (std::mutex* const mutex : held)
+    choosing.emplace_back(*mutex);  // by address: two runners never wait for each other
   gpu_logits_.clear();
   std::vector<BatchRow*> order;
   std::vector<float> logits;
@@ -322,7 +323,7 @@ void BatchRunner::run_on_gpu(std::span<BatchRow* const> rows) {
     try {
       gpu_batch(*of_type[type].front()->sequence).forward(step, logits);
     } catch (...) {  // selectors may have seen tokens that do not count
-      for (auto& lock : choosing) lock.unlock();
+      choosing.clear();
       for (BatchRow* const row : rows)
         if (row->sequence->host_chooses()) row->sequence->roll_back(row->sequence->tokens());
       throw;

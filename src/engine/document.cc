@@ -9,6 +9,7 @@
 #include "base/hash.h"
 #include "base/threads.h"
 #include "engine/automatic.h"
+#include "engine/batch.h"
 #include "engine/context_file.h"
 #include "lodestone/error.h"
 #include "select/shared/branches.h"
@@ -102,8 +103,12 @@ void complete_indexes(Context& context) {
   Context::Impl& c = context.impl();
   for (std::size_t i = 0; i < c.methods.size(); ++i) {
     AttachedMethod& method = c.methods[i];
-    if (!method.built || (c.gpu != nullptr && c.gpu->chooses(method.selectors))) continue;
-    if (c.gpu != nullptr) c.prepare_to_choose(static_cast<MethodId>(i));
+    if (!method.built || method.dense()) continue;
+    if (c.gpu != nullptr) {
+      const auto id = static_cast<MethodId>(i);
+      if (c.gpu->chooses(method.selectors) || !asked_together(c, id)) continue;
+      c.prepare_to_choose(id);
+    }
     complete_index(c, method);
   }
 }

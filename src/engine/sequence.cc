@@ -37,7 +37,8 @@ Sequence::Sequence(std::shared_ptr<const Document> document, const Spec& attenti
   ids.reserve(static_cast<std::size_t>(room));  // that a token counts cannot fail
   if (method_ == nullptr) return;
   far_limit = far_limit_of(document_->tokens(), *method_);
-  if (on_gpu() && !host_chooses()) return;  // a GPU's selectors know nothing of branches
+  host_chooses_ = on_gpu() && !context_.gpu->chooses(method_->selectors);
+  if (on_gpu() && !host_chooses_) return;  // a GPU's selectors know nothing of branches
   for (const Selector* selector : method_->selectors) by_id.push_back(is_per_sequence(selector) ? 1 : 0);
   if (std::find(by_id.begin(), by_id.end(), 1) == by_id.end()) return;
   id = ++this->document().last_branch;
@@ -68,10 +69,6 @@ std::int64_t Sequence::joint_tokens() const {
 
 MethodId Sequence::method_id() const {
   return method_ == nullptr ? kDense : static_cast<MethodId>(method_ - context_.methods.data());
-}
-
-bool Sequence::host_chooses() const {
-  return on_gpu() && method_ != nullptr && !context_.gpu->chooses(method_->selectors);
 }
 
 bool Sequence::chooses_by_prompt() const {

@@ -36,7 +36,7 @@ class Sequence {
   /// Question tokens that choose their keys together (Selector): 1 = each for itself, 0 = all.
   std::int64_t joint_tokens() const;
   /// Whether its document is on a GPU, which attends to keys that the host chooses by the method.
-  bool host_chooses() const;
+  bool host_chooses() const { return host_chooses_; }
   /// Whether a prompt that is known before its answer decides which keys the answer attends to (Branches). Not in branches whose
   /// document is on a GPU, where selectors know no branches, and not where ranks share the keys.
   bool chooses_by_prompt() const;
@@ -71,6 +71,7 @@ class Sequence {
   Context::Impl& context_;
   const AttachedMethod* method_ = nullptr;
   std::int64_t begin_ = 0;
+  bool host_chooses_ = false;
 };
 
 /// A prompt whose tokens all attended densely, for the answers of several methods.

@@ -52,8 +52,7 @@ void expect_asked_by_queries(std::span<Selector* const> selectors) {
   if (std::ranges::any_of(selectors, [](const Selector* s) { return s != nullptr && s->wants_mass(); }))
     throw InputError(
         "questions asked together on a GPU: expected a method that chooses by its queries, found one that "
-        "goes by the "
-        "weights of earlier keys (h2o): use another one, or the CPU");
+        "goes by the weights of earlier keys, as h2o does: use another one, or the CPU");
 }
 
 }  // namespace
@@ -176,10 +175,8 @@ std::vector<CudaBatch::Token> CudaBatch::tokens_of(const GpuBatchRow& row, float
                    .position = document.tokens_ + row.earlier + static_cast<std::int64_t>(t),
                    .seam = seam,
                    .document = &document};
-    // Tokens that choose together on the host have the first one's far keys.
-    const std::int64_t from =
-        on_host && joint_tokens(row.selectors) != 1 && t > 0 ? tokens.front().position : token.position;
-    find_far_keys(row, std::min<std::int64_t>(from + 1 - row.dense.window, row.far_limit), token);
+    const std::int64_t behind = std::min<std::int64_t>(token.position + 1 - row.dense.window, row.far_limit);
+    find_far_keys(behind, on_host || row.dense.from_context, token);
     const bool far = token.index_end > row.dense.sink;
     if (far) token.method = method;
     token.host_chooses = on_host && far;
@@ -195,9 +192,8 @@ std::vector<CudaBatch::Token> CudaBatch::tokens_of(const GpuBatchRow& row, float
   return tokens;
 }
 
-/// Of a token whose keys in front of `behind` are far.
-void CudaBatch::find_far_keys(const GpuBatchRow& row, std::int64_t behind, Token& token) {
-  const bool as_a_whole = row.dense.from_context;
+/// Of a token whose keys in front of `behind` are far. `as_a_whole`: the index must be asked for exactly these.
+void CudaBatch::find_far_keys(std::int64_t behind, bool as_a_whole, Token& token) {
   token.far_end =
       std::clamp<std::int64_t>(whole_blocks(behind + (as_a_whole ? kBlockTokens - 1 : 0)), 0, token.seam);
   token.index_end = as_a_whole ? std::clamp<std::int64_t>(behind, 0, token.far_end) : token.far_end;
@@ -313,7 +309,13 @@ bool CudaBatch::joins(Group& group, const Asked& asked) {
 void CudaBatch::run(Pass& pass) {
   stage(pass);
   prepare(pass);
-  enqueue_or_replay(pass);
+  try {
+    enqueue_or_replay(pass);
+  } catch (...) {  // of what beside_ has begun, the next pass would write over the inputs
+    stream_.synchronize();
+    beside_.synchronize();
+    throw;
+  }
   take_logits(pass);
   commit_states(pass);
   count_work(pass);
@@ -834,14 +836,16 @@ int CudaBatch::attend_chosen(int layer, const Pass& pass, const Group& group, cu
   if (attends_all(group, layer)) return states[0] = tail, 1;
   const cuda::StreamHandle stream = stream_.get();
   const cuda::Queries far = of_group(group, layer, far_.as<float>(), far_lse_.as<float>());
-  cuda::RowLists lists =
-      group.on_host() != nullptr
-          ? choose_on_host(layer, pass, group)
-          : group.method()->selector->select(layer, far, q_unrotated_.as<float>() + row * d, stream);
-  lists.window = 0;  // what is near is attended to below
-  std::int64_t longest = 0;
-  for (const Asked& asked : group.asked) longest = std::max(longest, asked.document->options_.max_tokens);
-  attend_lists(far, lists, longest, workspace_.as<void>(), stream);
+  if (group.on_host() != nullptr) {
+    attend_chosen_on_host(layer, pass, group, far);
+  } else {
+    cuda::RowLists lists =
+        group.method()->selector->select(layer, far, q_unrotated_.as<float>() + row * d, stream);
+    lists.window = 0;  // what is near is attended to below
+    std::int64_t longest = 0;
+    for (const Asked& asked : group.asked) longest = std::max(longest, asked.document->options_.max_tokens);
+    attend_rows_decode(far, lists, longest, workspace_.as<void>(), stream);
+  }
   if (!all_choose(layer, pass)) attend_near(layer, pass, group);
   const cuda::Queries near = near_of(layer, group);
   states[0] = {far.o, far.lse}, states[1] = {near.o, near.lse}, states[2] = tail;
@@ -851,28 +855,18 @@ int CudaBatch::attend_chosen(int layer, const Pass& pass, const Group& group, cu
 /// As many tokens at a time as the workspace has room for.
 void CudaBatch::attend_near(int layer, const Pass& pass, const Group& group) {
   const cuda::Queries near = near_of(layer, group);
-  const std::int64_t heads = config_.query_heads, d = config_.head_dim;
-  for (int first = 0; first < near.count; first += kMostSparseTokens) {
-    cuda::Queries some = near;
-    some.count = std::min(kMostSparseTokens, near.count - first);
-    some.tokens += first;
-    some.q += first * heads * d;
-    some.o += first * heads * d;
-    some.lse += first * heads;
-    attend_full_decode(some, longest_near(pass), workspace_.as<void>(), stream_.get());
-  }
+  for (int first = 0; first < near.count; first += kMostSparseTokens)
+    attend_full_decode(part_of(near, first, std::min(kMostSparseTokens, near.count - first)),
+                       longest_near(pass), workspace_.as<void>(), stream_.get());
 }
 
-/// Tokens of one sequence side by side, with the same far keys, choose in one call.
+/// Tokens of one sequence choose in one call.
 std::vector<HostChoice::Part> CudaBatch::parts_on_host(int layer, std::span<const Token> tokens) {
   std::vector<HostChoice::Part> parts;
-  const Token* before = nullptr;
+  const GpuBatchRow* before = nullptr;
   for (const Token& token : tokens) {
     const GpuBatchRow& row = *token.row;
-    const bool goes_on =
-        before != nullptr && before->row == token.row && before->index_end == token.index_end;
-    before = &token;
-    if (goes_on) {
+    if (std::exchange(before, &row) == &row) {
       ++parts.back().block.tokens;
       continue;
     }
@@ -885,17 +879,18 @@ std::vector<HostChoice::Part> CudaBatch::parts_on_host(int layer, std::span<cons
                                .q_unrotated = {},
                                .kv = row.kv->layer(layer),
                                .far_begin = static_cast<Position>(row.dense.sink),
-                               .far_limit = static_cast<Position>(token.index_end)},
-                     .near_begin = static_cast<Position>(token.far_end),
+                               .far_limit = row.far_limit},
+                     .seam = static_cast<Position>(token.seam),
                      .work = row.work});
   }
   return parts;
 }
 
-cuda::RowLists CudaBatch::choose_on_host(int layer, const Pass& pass, const Group& group) {
+/// As many tokens at a time as the workspace has room for, and lists take little.
+void CudaBatch::attend_chosen_on_host(int layer, const Pass& pass, const Group& group,
+                                      const cuda::Queries& far) {
   const auto tokens =
       pass.tokens.subspan(static_cast<std::size_t>(group.first), static_cast<std::size_t>(group.count));
-  std::vector<HostChoice::Part> parts = parts_on_host(layer, tokens);
   const LayerGeometry geometry = {.layer = layer,
                                   .query_heads = config_.query_heads,
                                   .kv_heads = config_.kv_heads,
@@ -905,8 +900,13 @@ cuda::RowLists CudaBatch::choose_on_host(int layer, const Pass& pass, const Grou
                                   .rope = &turns_.of(layer, *pass.rope).rope,
                                   .pool = group.leader().document->options_.pool};
   const std::int64_t first = std::int64_t{group.first} * config_.query_heads * config_.head_dim;
-  return host_choice_.choose(parts, *group.on_host()[layer], geometry, q_.as<float>() + first,
-                             q_unrotated_.as<float>() + first, stream_);
+  host_choice_.choose(parts_on_host(layer, tokens), *group.on_host()[layer], geometry, q_.as<float>() + first,
+                      q_unrotated_.as<float>() + first, stream_);
+  for (int at = 0; at < far.count; at += kMostSparseTokens) {
+    const int some = std::min(kMostSparseTokens, far.count - at);
+    attend_rows_decode(part_of(far, at, some), host_choice_.lists(at, some, stream_), longest_document(pass),
+                       workspace_.as<void>(), stream_.get());
+  }
 }
 
 void CudaBatch::enqueue_head(const Pass& pass) {

@@ -13,8 +13,10 @@
 // it ends in the document's last block, which tails begin with, keys of that block are taken out of the lists. A
 // question's tokens choose kMostSparseTokens at a time, also by methods whose questions choose as a whole elsewhere.
 //
-// Methods that the GPU has no selector for are asked on the host, among the document's rows there: each layer waits for
-// its queries, and passes with such rows are not captured. Their questions choose kWideRows tokens at a time.
+// Methods that the GPU has no selector for are asked on the host, among the document's rows there, for the very keys that
+// are far: each layer waits for its queries, and passes with such rows are not captured. Their questions choose kWideRows
+// tokens at a time. What a method estimates of keys that it skips counts those of the document's last block twice where they
+// have become far, since the tail attends to them.
 #pragma once
 
 #include <algorithm>
@@ -145,14 +147,14 @@ class CudaBatch final : public GpuBatch {
   void add_sinks(int layer, const Pass& pass);
   void report_masses(int layer, const Pass& pass);
   static Asked asked_by(const Token& token);
-  static void find_far_keys(const GpuBatchRow& row, std::int64_t behind, Token& token);
+  static void find_far_keys(std::int64_t behind, bool as_a_whole, Token& token);
   static bool joins(Group& group, const Asked& asked);
   bool attends_all(const Group& group, int layer) const;
   bool all_choose(int layer, const Pass& pass) const;
   cuda::StatePlanes read_document(int layer, const Pass& pass, const Group& group, cuda::StreamHandle stream);
   int attend_chosen(int layer, const Pass& pass, const Group& group, cuda::StatePart (&states)[3]);
   static std::vector<HostChoice::Part> parts_on_host(int layer, std::span<const Token> tokens);
-  cuda::RowLists choose_on_host(int layer, const Pass& pass, const Group& group);
+  void attend_chosen_on_host(int layer, const Pass& pass, const Group& group, const cuda::Queries& far);
   void attend_near(int layer, const Pass& pass, const Group& group);
   void take_logits(const Pass& pass);
   void count_work(const Pass& pass) const;

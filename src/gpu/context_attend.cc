@@ -293,14 +293,9 @@ void CudaContext::attend_chosen_by_host(int layer, const Run& run, ForwardWork& 
   Selection selection;
   choose(layer, run, block, selection, work);
   const std::vector<SetGroup> groups = group_sets({&selection, 1}, {&block, 1}, where);
-  const std::int64_t q = std::int64_t{config_.query_heads} * config_.head_dim;
   for (int first = 0; first < run.count; first += kMostSparseTokens) {
-    cuda::Queries some = queries(layer, run);
-    some.count = std::min(kMostSparseTokens, run.count - first);
-    some.tokens += first;
-    some.q += first * q;
-    some.o += first * q;
-    if (some.lse != nullptr) some.lse += std::int64_t{first} * config_.query_heads;
+    const cuda::Queries some =
+        part_of(queries(layer, run), first, std::min(kMostSparseTokens, run.count - first));
     const ListedBlock listed = {.block = &block, .first = -first};
     lists_.assign(groups, {&listed, 1}, where, some.count);
     attend_lists(some, lists_.upload(lists_memory_, stream_.get()), options_.max_tokens,

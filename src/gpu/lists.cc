@@ -47,7 +47,7 @@ void HostLists::assign(std::span<const SetGroup> groups, std::span<const ListedB
                        const LayerGeometry& geometry, std::int64_t tokens) {
   const int group = geometry.group();
   dense_ = geometry.dense;
-  if (!blocks.empty() && blocks.front().near_begin) dense_.window = 0;
+  if (!blocks.empty() && blocks.front().seam) dense_.window = 0;
   weighted_ = false;
   bool apart = false, tails = false;
   for (const SetGroup& g : groups) {
@@ -78,9 +78,13 @@ void HostLists::add_set(const SetGroup& group, std::size_t set_index, const List
                         std::int64_t token, const LayerGeometry& geometry) {
   const Selection::Set& set = group.sets[set_index];
   const std::int64_t number = block.first + token, heads = std::popcount(set.queries.heads);
-  const Position far_end = block.block->far_end(token, geometry.dense),
-                 near_begin = block.near_begin.value_or(static_cast<Position>(
-                     std::int64_t{block.block->begin} + token + 1 - geometry.dense.window));
+  Position far_end = block.block->far_end(token, geometry.dense),
+           near_begin =
+               static_cast<Position>(std::int64_t{block.block->begin} + token + 1 - geometry.dense.window);
+  if (block.seam) {
+    far_end = std::min(far_end, *block.seam);
+    near_begin = (far_end + cuda::kBlockTokens - 1) / cuda::kBlockTokens * cuda::kBlockTokens;
+  }
   std::int64_t nth = 0;  // of the set's heads
   for (std::uint32_t rest = set.queries.heads; rest != 0; rest &= rest - 1, ++nth) {
     const int head = std::countr_zero(rest);
@@ -153,18 +157,24 @@ cuda::RowLists HostLists::upload(cuda::Buffer& device, cuda::StreamHandle stream
           .tail_lse = tail_lse_.empty() ? nullptr : floats(tails_at + tail_bytes)};
 }
 
+cuda::Queries part_of(const cuda::Queries& queries, int first, int count) {
+  const std::int64_t q = first * std::int64_t{queries.query_heads} * queries.layout.head_dim;
+  cuda::Queries some = queries;
+  some.count = count;
+  some.tokens += first;
+  some.q += q;
+  some.o += q;
+  if (some.lse != nullptr) some.lse += std::int64_t{first} * queries.query_heads;
+  return some;
+}
+
 void attend_lists(const cuda::Queries& queries, const cuda::RowLists& lists, std::int64_t max_tokens,
                   void* workspace, cuda::StreamHandle stream) {
   const std::int64_t q = std::int64_t{queries.query_heads} * queries.layout.head_dim,
                      per_token = std::int64_t{queries.layout.kv_heads} * lists.lists_per_head;
   for (int first = 0; first < queries.count; first += kMostSparseTokens) {
-    cuda::Queries some = queries;
+    const cuda::Queries some = part_of(queries, first, std::min(kMostSparseTokens, queries.count - first));
     cuda::RowLists of = lists;
-    some.count = std::min(kMostSparseTokens, queries.count - first);
-    some.tokens += first;
-    some.q += first * q;
-    some.o += first * q;
-    if (some.lse != nullptr) some.lse += std::int64_t{first} * queries.query_heads;
     of.rows += first * per_token * lists.capacity;
     of.counts += first * per_token;
     if (of.log_weights != nullptr) of.log_weights += first * per_token * lists.capacity;

@@ -14,9 +14,10 @@ struct ListedBlock {
   const QueryBlock* block = nullptr;
   std::int64_t first =
       0;  ///< number of its first token among all that are listed; those below 0 are left out
-  /// Keys from where far ones end to here are listed for every token of the block, and the kernel attends to no window;
-  /// none: the window slides, and the kernel attends to it.
-  std::optional<Position> near_begin = std::nullopt;
+  /// Of a branch: keys from here on are attended to from elsewhere, and so are those from the first whole block behind far
+  /// keys on. What lies between is listed, and the kernel attends to no window. None: the window slides, and the kernel
+  /// attends to it.
+  std::optional<Position> seam = std::nullopt;
 };
 
 /// The lists of some query tokens, on the host.
@@ -46,6 +47,9 @@ class HostLists {
   bool weighted_ = false;
   std::vector<float> tail_output_, tail_lse_;  // [N, Hq, d], [N, Hq]; empty when no set has a tail
 };
+
+/// Query tokens [first, first + count) of these.
+cuda::Queries part_of(const cuda::Queries& queries, int first, int count);
 
 /// Attends to lists of any number of query tokens, as many at a time as the workspace of decode attention has room for.
 void attend_lists(const cuda::Queries& queries, const cuda::RowLists& lists, std::int64_t max_tokens,

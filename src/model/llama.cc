@@ -521,25 +521,24 @@ std::vector<TailRows> Llama::take_uncoded(const Step& step, const LayerGeometry&
   const KvStore& store = *step.sequences.front().kv;
   const std::int64_t count = blocks.front().tokens;
   if (store.shape().type != DType::q4 || step.phase != Phase::context || step.sequences.size() > 1 ||
-      count == 1 || !step.selectors.empty() || !step.sequences.front().document.empty() ||
-      store.shape().shared_rows || !config_.plan.layer(geometry.layer).own_rows())
+      !step.selectors.empty() || !step.sequences.front().document.empty() || store.shape().shared_rows ||
+      !config_.plan.layer(geometry.layer).own_rows() ||
+      !store.shape().recurrent.empty())  // whose tokens are read again, one by one, where a text is cut
     return {};
   const KvShape shape = {.layers = 1,
                          .kv_heads = geometry.kv_heads,
                          .head_dim = geometry.head_dim,
                          .type = DType::f16,
                          .max_tokens = std::max<std::int64_t>(count, tokens_)};
-  const auto fits = [&](const KvShape& s) {
-    return s.kv_heads == shape.kv_heads && s.head_dim == shape.head_dim && s.max_tokens >= shape.max_tokens;
-  };
-  if (!uncoded_ || !fits(uncoded_->shape())) uncoded_.emplace(shape);
+  std::optional<KvStore>& uncoded = uncoded_[{shape.kv_heads, shape.head_dim}];
+  if (!uncoded || uncoded->shape().max_tokens < shape.max_tokens) uncoded.emplace(shape);
   const std::int64_t columns = std::int64_t{geometry.kv_heads} * geometry.head_dim;
-  uncoded_->write(0, count, rows_of(b_.k, row, count, columns), rows_of(b_.v, row, count, columns), &pool_);
+  uncoded->write(0, count, rows_of(b_.k, row, count, columns), rows_of(b_.v, row, count, columns), &pool_);
   QueryBlock& block = blocks.front();
   document_rows_.assign(block.kv.heads.begin(), block.kv.heads.end());
   for (KvRows& head : document_rows_) head.rows = block.begin;
   block.kv = {.heads = document_rows_, .tokens = block.begin};
-  return {{.kv = uncoded_->layer(0, count), .seam = block.begin}};
+  return {{.kv = uncoded->layer(0, count), .seam = block.begin}};
 }
 
 void Llama::attend_window_step(const Step& step, const LayerGeometry& geometry, std::span<QueryBlock> blocks,

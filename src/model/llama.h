@@ -207,7 +207,8 @@ class Llama {
   std::int64_t tokens_ = 0;  // T of the running step, all sequences together
   Selection selection_;
   std::vector<Selection> selections_;  // of a step's sequences, where they have a document
-  std::optional<KvStore> uncoded_;     ///< of one layer: the rows of a chunk of text before they are coded
+  /// By heads and their dimension, of one layer: the rows of a chunk of text before they are coded.
+  std::map<std::pair<int, int>, std::optional<KvStore>> uncoded_;
   std::vector<KvRows> document_rows_;  // [Hkv] those in front of the chunk
 };
 

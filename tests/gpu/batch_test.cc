@@ -142,56 +142,54 @@ TEST(GpuBatch, BitsDoNotDependOnCompany) {
   }
 }
 
-/// Methods that the GPU has no selector for: with lists of the group and of each query head, weights, an estimate of the
-/// rest, questions that choose as a whole, and an index that ends with the document.
-const std::string kOnHost[] = {"retrieval:k=40,sink=4,window=60",
-                               "infllm:topk=2,block_size=32,sink=4,window=60",
-                               "magicpig:L=40,K=4,sink=4,window=60", "hnsw:k=40,sink=4,window=60",
-                               "ideal:sparsity=0.7,sink=0,window=100"};
+/// Methods that the GPU has no selector for: walks that each sequence remembers, blocks of keys, weights of samples, an
+/// estimate of the rest, questions that choose as a whole, and indexes that end with the document or in front of its window.
+const std::string kOnHost[] = {"retrieval:k=8,beam=16,sink=4,window=200",
+                               "infllm:topk=2,block_size=32,sink=4,window=200",
+                               "magicpig:L=10,K=8,sink=4,window=200",
+                               "hnsw:k=40,sink=4,window=200",
+                               "ideal:sparsity=0.7,block=4,sink=4,window=200",
+                               "squeezed:tail=on",
+                               "squeezed:window=200"};
 
-// A batch reads up to a block of keys more in front of its window, so logits are near the CPU's, and nearer than full
-// attention's are.
+// The keys are the CPU's wherever the document ends: within the last block's window, or behind it.
 TEST(GpuBatch, TheHostChoosesAsForTheCpu) {
   NEEDS_GPU();
   for (const std::string& spec : kOnHost) {
-    std::vector<std::vector<float>> found[2], full;
-    for (const Device device : {Device::cpu, Device::cuda}) {
-      const std::shared_ptr<const Document> documents[] = {document_on(device, 0, 700, {spec}),
-                                                           document_on(device, 100, 384, {spec})};
-      const std::string sparse[] = {spec}, all[] = {"full"};
-      found[device == Device::cuda] = logits_of(some(documents, sparse, 6, 20));
-      full = logits_of(some(documents, all, 6, 20));
-    }
-    double apart = 0, from_full = 0;
-    for (std::size_t i = 0; i < full.size(); ++i) {
-      apart += relative_difference(found[1][i], found[0][i]);
-      from_full += relative_difference(full[i], found[0][i]);
-    }
-    EXPECT_GT(from_full, 0) << spec;
-    EXPECT_LT(apart, 0.7 * from_full) << spec;
-  }
-}
-
-// Where what is near begins with a block, both read the same keys. An index of retrieval ends a window in front of its
-// document's end.
-TEST(GpuBatch, TheHostChoosesTheSameKeysBehindWholeBlocks) {
-  NEEDS_GPU();
-  for (const std::string spec : {"retrieval:k=40,sink=4,window=128", "magicpig:L=40,K=4,sink=4,window=129"}) {
     std::vector<std::vector<float>> found[2];
-    for (const Device device : {Device::cpu, Device::cuda})
-      found[device == Device::cuda] = logits_of({{.document = document_on(device, 0, 640, {spec}),
-                                                  .spec = spec,
-                                                  .question = part_of_story(640, 1),
-                                                  .given = {}}});
-    EXPECT_LT(relative_difference(found[1].front(), found[0].front()), 1e-4f) << spec;
+    std::vector<ForwardWork> work[2];
+    for (const Device device : {Device::cpu, Device::cuda}) {
+      const std::shared_ptr<const Document> documents[] = {document_on(device, 0, 690, {spec}),
+                                                           document_on(device, 100, 640, {spec}),
+                                                           document_on(device, 50, 750, {spec})};
+      const std::string sparse[] = {spec};
+      const int at = device == Device::cuda;
+      found[at] = logits_of(some(documents, sparse, 6, 20), pocket(), &work[at]);
+    }
+    for (std::size_t i = 0; i < 6; ++i) {
+      const AttendWork &cpu = work[0][i].attend, &gpu = work[1][i].attend;
+      EXPECT_EQ(gpu.far_total, cpu.far_total) << spec << " " << i;
+      EXPECT_NEAR(static_cast<double>(gpu.far_keys), static_cast<double>(cpu.far_keys),
+                  0.01 * static_cast<double>(cpu.far_keys))
+          << spec << " " << i;
+      EXPECT_LT(cpu.far_keys, cpu.far_total) << spec << " " << i;
+      // Of 750 tokens, squeezed's index ends ten behind the last whole block, and a tail attends to those ten. Walks as
+      // narrow as these may turn another way by the last bit of a query.
+      const float allowed = spec == "squeezed:tail=on" && i % 3 == 2 ? 0.05f
+                            : spec.starts_with("retrieval")          ? 1e-2f
+                                                                     : 2e-3f;
+      EXPECT_LT(relative_difference(found[1][i], found[0][i]), allowed) << spec << " " << i;
+    }
   }
 }
 
 TEST(GpuBatch, EveryKeyThatTheHostChoosesIsFullAttention) {
   NEEDS_GPU();
-  for (const std::string spec : {"infllm:topk=64,block_size=32,sink=4,window=50",
-                                 "hnsw:k=100%,sink=4,window=50", "ideal:sparsity=0,sink=0,window=100"}) {
-    const std::shared_ptr<const Document> documents[] = {document_on(Device::cuda, 0, 700, {spec})};
+  for (const std::string spec :
+       {"infllm:topk=64,block_size=32,sink=4,window=50", "hnsw:k=100%,sink=4,window=50",
+        "ideal:sparsity=0,sink=0,window=100", "squeezed:tail=on,sparsity=0"}) {
+    const std::shared_ptr<const Document> documents[] = {document_on(Device::cuda, 0, 700, {spec}),
+                                                         document_on(Device::cuda, 0, 750, {spec})};
     const std::string full[] = {"full"}, sparse[] = {spec};
     const auto want = logits_of(some(documents, full, 3, 60)),
                found = logits_of(some(documents, sparse, 3, 60));

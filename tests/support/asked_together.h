@@ -20,8 +20,11 @@ struct AskedTogether {
 };
 
 /// Logits of each sequence after the question and each given token, all of them in one batch.
+/// `work`: that of each, if it is wanted.
 inline std::vector<std::vector<float>> logits_of(const std::vector<AskedTogether>& asked,
-                                                 std::shared_ptr<const Model> model = pocket()) {
+                                                 std::shared_ptr<const Model> model = pocket(),
+                                                 std::vector<ForwardWork>* work = nullptr) {
+  if (work != nullptr) work->assign(asked.size(), {});
   BatchRunner runner(std::move(model));
   std::vector<std::unique_ptr<Sequence>> sequences;
   for (const AskedTogether& a : asked)
@@ -38,6 +41,7 @@ inline std::vector<std::vector<float>> logits_of(const std::vector<AskedTogether
     runner.run(rows);
     for (std::size_t i = 0; i < rows.size(); ++i) {
       if (rows[i].error) std::rethrow_exception(rows[i].error);
+      if (work != nullptr) (*work)[i].attend += rows[i].work.attend;
       all[i].insert(all[i].end(), rows[i].logits.begin(), rows[i].logits.end());
     }
   }

@@ -6,11 +6,10 @@
 namespace lode {
 
 /// The parts' queries to the host.
-void HostChoice::bring(std::span<Part> parts, const LayerGeometry& geometry, const float* q,
-                       const float* q_unrotated, const cuda::Stream& stream) {
-  const std::int64_t width = std::int64_t{geometry.query_heads} * geometry.head_dim;
+void HostChoice::bring(const float* q, const float* q_unrotated, const cuda::Stream& stream) {
+  const std::int64_t width = std::int64_t{geometry_.query_heads} * geometry_.head_dim;
   std::int64_t tokens = 0;
-  for (const Part& part : parts) tokens += part.block.tokens;
+  for (const Part& part : parts_) tokens += part.block.tokens;
   const std::int64_t bytes = tokens * width * std::int64_t{sizeof(float)};
   for (cuda::PinnedBuffer* const to : {&q_, &q_unrotated_})
     if (to->bytes() < bytes) *to = cuda::PinnedBuffer(bytes);
@@ -18,7 +17,7 @@ void HostChoice::bring(std::span<Part> parts, const LayerGeometry& geometry, con
   cuda::copy(q_unrotated_.as<void>(), q_unrotated, bytes, stream.get());
   stream.synchronize();
   std::int64_t first = 0;
-  for (Part& part : parts) {
+  for (Part& part : parts_) {
     const auto count = static_cast<std::size_t>(part.block.tokens * width);
     part.block.q = {q_.as<float>() + first * width, count};
     part.block.q_unrotated = {q_unrotated_.as<float>() + first * width, count};
@@ -26,14 +25,16 @@ void HostChoice::bring(std::span<Part> parts, const LayerGeometry& geometry, con
   }
 }
 
-cuda::RowLists HostChoice::choose(std::span<Part> parts, Selector& selector, const LayerGeometry& geometry,
-                                  const float* q, const float* q_unrotated, const cuda::Stream& stream) {
-  bring(parts, geometry, q, q_unrotated, stream);
+void HostChoice::choose(std::vector<Part> parts, Selector& selector, const LayerGeometry& geometry,
+                        const float* q, const float* q_unrotated, const cuda::Stream& stream) {
+  parts_ = std::move(parts);
+  geometry_ = geometry;
+  bring(q, q_unrotated, stream);
   std::vector<QueryBlock> blocks;
-  selections_.resize(parts.size());
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    const QueryBlock& block = blocks.emplace_back(parts[i].block);
-    ForwardWork& work = *parts[i].work;
+  selections_.resize(parts_.size());
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    const QueryBlock& block = blocks.emplace_back(parts_[i].block);
+    ForwardWork& work = *parts_[i].work;
     selections_[i].clear();
     selector.select({&block, 1}, selections_[i]);
     const SelectWork select = selector.take_work();
@@ -42,13 +43,17 @@ cuda::RowLists HostChoice::choose(std::span<Part> parts, Selector& selector, con
     work.sparse_tokens += block.tokens;
     work.attend += count_attended({&block, 1}, selections_[i], geometry);
   }
+  groups_ = group_sets(selections_, blocks, geometry);
+}
+
+cuda::RowLists HostChoice::lists(int first, int count, const cuda::Stream& stream) {
   std::vector<ListedBlock> listed;
-  std::int64_t tokens = 0;
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    listed.push_back({.block = &blocks[i], .first = tokens, .near_begin = parts[i].near_begin});
-    tokens += blocks[i].tokens;
+  std::int64_t at = -std::int64_t{first};
+  for (const Part& part : parts_) {
+    listed.push_back({.block = &part.block, .first = at, .seam = part.seam});
+    at += part.block.tokens;
   }
-  lists_.assign(group_sets(selections_, blocks, geometry), listed, geometry, tokens);
+  lists_.assign(groups_, listed, geometry_, count);
   return lists_.upload(memory_, stream.get());
 }
 
