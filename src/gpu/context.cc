@@ -369,7 +369,8 @@ ChosenBy CudaContext::attach(const Spec& spec, std::span<Selector* const> select
                                 .seed = options_.seed,
                                 .first_head = share_.first_kv_head,
                                 .all_heads = share_.all_kv_heads,
-                                .ranges = talk_.get()};
+                                .ranges = talk_.get(),
+                                .pool = share_.alone() ? options_.pool : nullptr};
   Spec here = spec;
   here.dense = dense_here(spec.dense);
   auto selector = make_gpu_selector(here, geometry, selectors);

@@ -53,6 +53,8 @@ struct GpuGeometry {
   /// Where several GPUs have ranges of the text, of which this is one: positions are places in it, and sink and window
   /// of the spec what of them is in it. Null: this GPU has all of the text.
   GpuRanges* ranges = nullptr;
+  ThreadPool* pool =
+      nullptr;  ///< for work of the host, in calls that do not come from its own threads; null: this one does it
 
   /// The heads of a layer that the host's selector has, in its order, by their numbers here; those of other GPUs
   /// lie outside of [0, kv_heads).

@@ -14,6 +14,7 @@
 
 #include "base/cancel.h"
 #include "base/rng.h"
+#include "base/threads.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
 #include "select/baselines/kmeans.h"
@@ -129,8 +130,7 @@ void GpuBuckets::allocate(const BucketChoice& choice) {
 }
 
 void GpuBuckets::take_network(int layer, const BucketChoice& choice, cuda::StreamHandle stream) {
-  for (std::int64_t item = 0; item < nets_of_layer(); ++item) {
-    const BucketNet& queries = choice.queries[static_cast<std::size_t>(item)];
+  for (const BucketNet& queries : choice.queries) {
     if (queries.buckets != net_.buckets || queries.hidden != net_.hidden ||
         is_residual(queries) != net_.residual) {
       throw InputError(fmt::format(
@@ -138,14 +138,24 @@ void GpuBuckets::take_network(int layer, const BucketChoice& choice, cuda::Strea
           "found {} and {} beside {} and {}; the CPU takes any",
           spec_.str(), net_.buckets, net_.hidden, queries.buckets, queries.hidden));
     }
-    const std::vector<std::byte> packed = cuda::pack_net(
+  }
+  // Thousands of clusters a head take seconds where one thread packs them all.
+  std::vector<std::vector<std::byte>> packed(static_cast<std::size_t>(nets_of_layer()));
+  const auto pack = [&](std::int64_t item, int) {
+    const BucketNet& queries = choice.queries[static_cast<std::size_t>(item)];
+    packed[static_cast<std::size_t>(item)] = cuda::pack_net(
         net_, floats(queries.hidden_weight, queries.type), queries.hidden_bias,
         floats(net_.hidden > 0 ? queries.output_weight : queries.linear_weight, queries.type),
         net_.residual ? floats(queries.linear_weight, queries.type) : std::vector<float>{}, queries.bias);
-    // Pageable memory: the calls return once the bytes have left.
-    cuda::copy(nets_.as<std::byte>() + (layer * nets_of_layer() + item) * net_.bytes(), packed.data(),
-               std::ssize(packed), stream);
-  }
+  };
+  if (geometry_.pool != nullptr)
+    geometry_.pool->for_each(nets_of_layer(), pack);
+  else
+    for (std::int64_t item = 0; item < nets_of_layer(); ++item) pack(item, 0);
+  // Pageable memory: the calls return once the bytes have left.
+  for (std::int64_t item = 0; item < nets_of_layer(); ++item)
+    cuda::copy(nets_.as<std::byte>() + (layer * nets_of_layer() + item) * net_.bytes(),
+               packed[static_cast<std::size_t>(item)].data(), net_.bytes(), stream);
   for (int head = 0; head < geometry_.kv_heads; ++head) {
     const BucketNet& keys = choice.keys[static_cast<std::size_t>(head)];
     const std::vector<float> centroids = floats(keys.linear_weight, keys.type);
