@@ -21,7 +21,8 @@ inline constexpr std::int64_t kCpuChunk = 512, kGpuChunk = 2048;
 /// Tokens of a prefill chunk under these options.
 inline std::int64_t prefill_chunk(const ContextOptions& options) {
   if (options.chunk > 0) return options.chunk;
-  return options.device == Device::cuda ? kGpuChunk : kCpuChunk;
+  // Rows of q4 are read as they are before they are coded within a chunk (Llama::take_uncoded): in the longer one, less is lost.
+  return options.device == Device::cuda || options.kv_type == DType::q4 ? kGpuChunk : kCpuChunk;
 }
 /// Tokens of a question that choose their keys together, where a method has all of them do so: longer questions
 /// choose by pieces, on every device.

@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <numeric>
 
 #include "base/cancel.h"
@@ -326,6 +327,18 @@ TEST_F(ContextTest, BeyondTheAuditsLimitALayerAttendsFullyForTheRestOfAnAnswer) 
   EXPECT_NE(ask(1e6, work), truth);
   EXPECT_THAT(fallen, testing::IsEmpty());
   EXPECT_GT(work.audited, 0);
+}
+
+TEST(Audit, AnErrorThatIsNoNumberIsBeyondEveryLimit) {
+  Audit audit(1.0, 1, 2);
+  audit.set_limit(1e9);
+  WorkReport report;
+  const ForwardHooks hooks = audit.hooks(nullptr, report);
+  std::vector<float> outputs = {std::numeric_limits<float>::quiet_NaN(), 1.0f};
+  const std::vector<float> exact = {2.0f, 1.0f};
+  hooks.compare(1, 2, outputs, exact);
+  EXPECT_THAT(audit.fallen_back(), testing::ElementsAre(1));
+  EXPECT_EQ(outputs, exact);
 }
 
 }  // namespace

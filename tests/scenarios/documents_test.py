@@ -280,6 +280,8 @@ class Kinds(ProgramTest):
         self.assertEqual(text, "# T é\n\n# Hello\n\nSome bold text\u00a0& more.\n\n- one\n- two\n\na | b\n\nx\n  y\n\nlast\n")
         self.assertEqual(self.place("# Hello"), (0, 3))
         self.assertEqual(self.place("Some bold"), (0, 5))
+        self.assertEqual(self.read("<html><body>\n\n\n\n<p>First</p>\n\n\n\n<p>Second</p></body></html>"), "First\n\nSecond\n")
+        self.assertEqual([self.place("First"), self.place("Second")], [(0, 5), (0, 9)], "lines of the file, not of the text")
         same = "<html><head><title>The\n lamp</title></head><body><svg><h1>x</h1></svg><div><h1>The <b>lamp</b></h1></div><p>It burns.</body></html>"
         self.assertEqual(self.read(same), "# The lamp\n\nIt burns.\n")
         self.assertEqual(self.read(same.replace("The <b>", "A <b>")), "# The lamp\n\n# A lamp\n\nIt burns.\n")

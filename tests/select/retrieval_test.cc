@@ -437,6 +437,26 @@ TEST(Retrieval, TheQueriesThatItWantsMakeTheIndexThatAllOfThemMake) {
   }
 }
 
+// The text's last 64 queries judge how wide searches are; other ones make the same graph.
+TEST(Retrieval, TheQueriesThatJudgeAGraphDidNotMakeIt) {
+  ThreadPool pool(2);
+  constexpr std::int64_t kTokens = 1500, kJudging = 64;
+  TopicText text({.kv_heads = 1, .group = 16, .d = 16, .type = DType::f16, .dense = {4, 32}});
+  text.write(kTokens);
+  const LayerGeometry geometry = text.geometry(pool);
+  const auto selector = make("retrieval:k=8,beam=20", geometry),
+             other = make("retrieval:k=8,beam=20", geometry);
+  for (Selector* const s : {selector.get(), other.get()}) tell(*s, text.block(0, kTokens - kJudging));
+  QueryBlock last = text.block(kTokens - kJudging, kJudging);
+  tell(*selector, last);
+  std::vector<float> q(last.q.size());
+  for (std::size_t i = 0; i < q.size(); ++i) q[i] = static_cast<float>(i % 7) - 3.0f;
+  last.q = last.q_unrotated = q;
+  tell(*other, last);
+  for (Selector* const s : {selector.get(), other.get()}) s->build(0, text.store().layer(0));
+  EXPECT_TRUE(saved(*selector) == saved(*other));
+}
+
 /// What a selector of this spec makes of a file of another one's index.
 std::unique_ptr<Selector> loaded_from(Selector& live, const char* spec, World& world,
                                       const LayerGeometry& geometry) {
