@@ -333,6 +333,7 @@ void BatchRunner::run_on_gpu(std::span<BatchRow* const> rows) {
         : static_cast<void>(gpu_logits_.insert(gpu_logits_.end(), logits.begin(), logits.end()));
     order.insert(order.end(), of_type[type].begin(), of_type[type].end());
   }
+  choosing.clear();  // a sequence whose logits are not numbers is cut back, which takes its document's lock
   finish(order, gpu_logits_);
 }
 
