@@ -340,7 +340,7 @@ WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, 
   const std::size_t on_host_before = on_host.size();
   // Question tokens that choose their keys together are never cut apart, but for questions beyond kMostTogether.
   const auto stretch = static_cast<std::size_t>(phase == Phase::question ? joint_query_tokens(method) : 1);
-  const auto steps = static_cast<std::size_t>(options.chunk);
+  const auto steps = static_cast<std::size_t>(phase == Phase::context ? options.chunk : question_chunk());
   const std::size_t chunk =
       stretch == 0 ? std::size_t{kMostTogether} : std::max(stretch, steps / stretch * stretch);
   StepOptions wanted = {.method = method,

@@ -74,7 +74,12 @@ struct Context::Impl {
   std::int64_t tokens() const { return std::ssize(ids); }
   /// What the host needs to choose a method's keys of a context on the GPU: the rows, and an index where that is made.
   void prepare_to_choose(MethodId method);
-  KvStore& host_kv();                     ///< with the keys and values of all tokens
+  KvStore& host_kv();  ///< with the keys and values of all tokens
+  /// Tokens of a step behind the context: those of a long chunk for q4 would choose too many keys at once.
+  std::int64_t question_chunk() const {
+    const bool is_long = options.device == Device::cpu && options.kv_type == DType::q4;
+    return is_long ? std::min(options.chunk, kCpuChunk) : options.chunk;
+  }
   MethodId find(const Spec& spec) const;  ///< -2 when it is not attached
   /// One forward pass of tokens under a method, chunked by options.chunk; logits of the last token unless
   /// `all`.

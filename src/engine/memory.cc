@@ -80,7 +80,7 @@ MemoryPlan plan_memory(const Model& model, DType kv_type, std::int64_t tokens, s
     while_read += retrieval_prefill_bytes(spec, geometry, tokens);
   });
   plan.index = std::max(plan.index, while_read);  // layer by layer one takes the other's place
-  const std::int64_t chunk = std::min(tokens, kCpuChunk);
+  const std::int64_t chunk = std::min(tokens, prefill_chunk({.kv_type = kv_type}));
   plan.scratch = kProgramBytes + Llama(config, model.impl().weights, model.pool()).scratch_bytes(chunk);
   return plan;
 }

@@ -77,7 +77,8 @@ RunningAnswer::RunningAnswer(Request request, std::int64_t chunk)
     : RunningAnswer(request, sequence_for(request), chunk) {}
 
 RunningAnswer::RunningAnswer(Request request, Context::Impl& context, MethodId method)
-    : RunningAnswer(std::move(request), std::make_unique<Sequence>(context, method), context.options.chunk) {}
+    : RunningAnswer(std::move(request), std::make_unique<Sequence>(context, method),
+                    context.question_chunk()) {}
 
 RunningAnswer::~RunningAnswer() {
   if (request_.cache == nullptr || sequence_ == nullptr) return;

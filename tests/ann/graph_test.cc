@@ -247,7 +247,7 @@ std::int64_t beam_by_all_walks(const KeyGraph& graph, const Wanted& wanted, doub
         squares += hits * hits / static_cast<double>(each * each);
       }
       const double n = static_cast<double>(count), mean = sum / n;
-      if (mean - std::sqrt((squares / n - mean * mean) / n) >= share) return beam;
+      if (mean - std::sqrt(std::max(0.0, squares / n - mean * mean) / n) >= share) return beam;
     }
   }
   return most;
@@ -279,7 +279,7 @@ TEST(BeamChoice, IsThatOfAllWalks) {
         for (ThreadPool* const threads : {&one, &three})
           EXPECT_EQ(choose_beam(graph, wanted, share, most, keys.view(), *threads), beam)
               << share << " " << most;
-        chosen.insert(beam);
+        if (beam < most) chosen.insert(beam);
       }
     }
   }

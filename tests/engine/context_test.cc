@@ -75,6 +75,7 @@ TEST_F(ContextTest, RowsOfFourBitsAreReadAsTheyAreBeforeTheyAreCoded) {
   const std::vector<TokenId> text = some_tokens(200, 1);
   Context exact = context(), coded(model_, {.kv_type = DType::q4, .max_tokens = 1024, .chunk = 512}),
           cut(model_, {.kv_type = DType::q4, .max_tokens = 1024, .chunk = 50});
+  EXPECT_EQ(Context(model_, {.kv_type = DType::q4, .max_tokens = 1024}).options().chunk, 2048);
   for (Context* const c : {&exact, &coded, &cut}) c->prefill(text);
   KvStore expected(coded.impl().kv.shape());
   for (int layer = 0; layer < 2; ++layer)

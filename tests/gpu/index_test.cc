@@ -208,7 +208,6 @@ TEST(GpuIndexes, AreOfTheTextThatTookAnothersPlace) {
   }
 }
 
-// Fewer keys than codes; what comes later is coded by the same centroids.
 /// The files of a method's indexes in all layers.
 std::string saved_indexes(Context& context, MethodId method) {
   const fs::path path = fs::temp_directory_path() / ("lodestone-saved-" + std::to_string(getpid()));
@@ -245,6 +244,7 @@ TEST(GpuRetrieval, HearsSomeQueriesAndNoKeysOfThePrefill) {
   EXPECT_EQ(indexes[0], indexes[1]);
 }
 
+// Fewer keys than codes; what comes later is coded by the same centroids.
 TEST(GpuPqCache, CentroidsOfAShortTextStay) {
   NEEDS_GPU();
   std::vector<float> logits[2];

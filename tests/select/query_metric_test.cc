@@ -78,6 +78,21 @@ TEST(QuerySample, DependsOnPositionsAlone) {
   EXPECT_EQ(cut.tokens(), 0);
 }
 
+// Who asks what is wanted has not cut the sample of a text that is now read from an earlier token on.
+TEST(QuerySample, WantsOfATextThatIsReadAnewWhatItThenTakes) {
+  World world({.kv_heads = 1, .group = 2, .d = 16});
+  world.write(3000);
+  const QueryBlock block = world.block(0, 3000);
+  for (const std::int64_t begin : {0, 400, 2990}) {
+    QuerySample anew = sample_of(block, 3000, 32), rolled_back = anew;
+    rolled_back.roll_back(begin);
+    const std::vector<Position> wanted = anew.wanted(static_cast<Position>(begin), 10);
+    EXPECT_EQ(wanted, rolled_back.wanted(static_cast<Position>(begin), 10)) << begin;
+    anew.take(write_of(block, begin, 10, 32));
+    EXPECT_EQ(anew.tokens(), rolled_back.tokens() + std::ssize(wanted)) << begin;
+  }
+}
+
 // A text that was cut short is sampled as finely from there on as any of its length, and as the whole one
 // once it is as long again.
 TEST(QuerySample, GrowsFineAgainBehindACut) {

@@ -83,7 +83,7 @@ class LayerSelector {
   /// Tells `take` of every set. Waits for the stream: how many rows were chosen is known there alone.
   void select(const CallerQueries& queries, const CallerRows& rows, const cuda::CallerStream& stream,
               const std::function<void(const CallerSet&)>& take);
-  /// Of a chunk's queries in float32, those that the host's selector listens to: to it, before RoPE. Waits for the stream.
+  /// Of a chunk's queries in float32, those that the host's selector listens to: to it, before RoPE or after as it hears them. Waits for the stream.
   void observe(const CallerQueries& queries, const cuda::CallerStream& stream);
 
   /// MethodInfo::finish of layers that lie on one GPU; `run` calls it with the host's selectors and what it is given,

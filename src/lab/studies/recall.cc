@@ -148,8 +148,7 @@ std::vector<std::vector<HeadRecall>> measure_length(const std::shared_ptr<const 
   ContextOptions context_options = options.context;
   context_options.max_tokens = std::ssize(tokens);
   context_options.device = Device::cpu;  // where selectors can be asked
-  const std::int64_t chunk = context_options.chunk == 0 ? kCpuChunk : context_options.chunk;
-  context_options.chunk = std::max(chunk, options.queries);  // all ask together
+  context_options.chunk = std::max(prefill_chunk(context_options), options.queries);  // all ask together
   Context context(model, context_options);
   std::vector<MethodId> methods;
   for (const NamedSpec& named : specs) {

@@ -75,8 +75,13 @@ std::vector<double> sharpness(std::span<const float> queries /*[n, d]*/, const L
 }  // namespace
 
 std::vector<Position> QuerySample::wanted(Position begin, std::int64_t tokens) const {
+  QuerySample cut;  // to where the chunk begins, as it will be when the chunk is taken
+  cut.stride_ = stride_;
+  cut.positions_ = positions_;
+  cut.roll_back(begin);
+  const std::int64_t stride = cut.stride_;
   std::vector<Position> positions;
-  for (std::int64_t p = (begin + stride_ - 1) / stride_ * stride_; p < begin + tokens; p += stride_)
+  for (std::int64_t p = (begin + stride - 1) / stride * stride; p < begin + tokens; p += stride)
     positions.push_back(static_cast<Position>(p));
   return positions;
 }
