@@ -12,6 +12,7 @@
 
 #include "base/finite.h"
 #include "lodestone/error.h"
+#include "select/of_layers.h"
 
 namespace lode {
 
@@ -241,9 +242,7 @@ bool asked_together(const Context::Impl& document, MethodId method) {
     return false;
   if (method == kDense) return true;
   const AttachedMethod& attached = document.methods.at(static_cast<std::size_t>(method));
-  const bool goes_by_mass = std::ranges::any_of(
-      attached.selectors, [](const Selector* s) { return s != nullptr && s->wants_mass(); });
-  return !goes_by_mass && !chooses_by_prompt(attached);
+  return !goes_by_mass(attached.selectors) && !chooses_by_prompt(attached);
 }
 
 ModelOnGpu put_on_gpu(const Model& model, DType kv_type) {

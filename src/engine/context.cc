@@ -16,6 +16,7 @@
 #include "lodestone/error.h"
 #include "model/kv_shape.h"
 #include "select/device_keys.h"
+#include "select/of_layers.h"
 #include "select/shared/branches.h"
 #include "select/shared/orders_rows.h"
 #include "select/shared/shares_index.h"
@@ -269,9 +270,7 @@ std::string remark_on_host(std::span<const std::string> what) {
 
 std::int64_t Context::Impl::joint_query_tokens(MethodId method) const {
   if (method == kDense) return 1;
-  for (const Selector* selector : methods.at(static_cast<std::size_t>(method)).selectors)
-    if (selector != nullptr) return selector->joint_query_tokens();
-  return 1;
+  return lode::joint_query_tokens(methods.at(static_cast<std::size_t>(method)).selectors);
 }
 
 Position Context::Impl::far_limit_of(const AttachedMethod* method) const {

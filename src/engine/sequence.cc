@@ -5,6 +5,7 @@
 
 #include "gpu/layers/states_of.h"
 #include "lodestone/error.h"
+#include "select/of_layers.h"
 #include "select/shared/branches.h"
 
 namespace lode {
@@ -61,10 +62,7 @@ Sequence::~Sequence() {
 }
 
 std::int64_t Sequence::joint_tokens() const {
-  if (method_ == nullptr) return 1;
-  for (const Selector* selector : method_->selectors)
-    if (selector != nullptr) return selector->joint_query_tokens();
-  return 1;
+  return method_ == nullptr ? 1 : joint_query_tokens(method_->selectors);
 }
 
 MethodId Sequence::method_id() const {

@@ -14,6 +14,7 @@
 #include "kernels/cuda/attend/attend_window.h"
 #include "kernels/cuda/device/sm_count.h"
 #include "lodestone/error.h"
+#include "select/of_layers.h"
 
 namespace lode {
 
@@ -40,16 +41,9 @@ CudaContext& on_gpu(GpuContext& context) {
   return dynamic_cast<CudaContext&>(context);
 }
 
-/// Of a question, how many tokens choose together on the host (Selector::joint_query_tokens).
-std::int64_t joint_tokens(std::span<Selector* const> selectors) {
-  for (const Selector* const selector : selectors)
-    if (selector != nullptr) return selector->joint_query_tokens();
-  return 1;
-}
-
 /// The host chooses for a batch by queries alone.
 void expect_asked_by_queries(std::span<Selector* const> selectors) {
-  if (std::ranges::any_of(selectors, [](const Selector* s) { return s != nullptr && s->wants_mass(); }))
+  if (goes_by_mass(selectors))
     throw InputError(
         "questions asked together on a GPU: expected a method that chooses by its queries, found one that "
         "goes by the weights of earlier keys, as h2o does: use another one, or the CPU");
@@ -263,7 +257,7 @@ void CudaBatch::run_wide(std::span<const Token> tokens) {
           first.method->selector->most_tokens(first.select_position(), first.row->phase), 1,
           kMostSparseTokens));
     if (first.host_chooses) {
-      const auto joint = static_cast<std::size_t>(joint_tokens(first.row->selectors));
+      const auto joint = static_cast<std::size_t>(joint_query_tokens(first.row->selectors));
       if (joint > 0 && joint < most) most = most / joint * joint;
     }
     std::size_t end = begin;
