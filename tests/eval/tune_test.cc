@@ -86,6 +86,10 @@ TEST(Target, RecoveredIsOfTokensThatNeedThePast) {
   EXPECT_EQ(target.divergence({.divergence = 1, .gap_divergence = 2}), 2);
   EXPECT_EQ(TuneTarget::parse("agreement=0.9").divergence({.divergence = 1, .gap_divergence = 2}), 1);
   EXPECT_THROW(TuneTarget::parse("recovered=1.1"), InputError);
+  const TuneTarget kept = TuneTarget::parse("kept=0.9");
+  EXPECT_EQ(kept.measure({.agreement = 0.5, .kept = 0.95}, {}), 0.95);
+  EXPECT_EQ(kept.divergence({.divergence = 1, .gap_divergence = 2}), 2);
+  EXPECT_FALSE(kept.met_by(0.85));
 }
 
 TEST(Verdict, SaysWhenTimesCouldNotBeToldApart) {
@@ -99,7 +103,7 @@ TEST(Tune, LengthsThatTheModelDoesNotReachAreRefused) {
   TuneOptions options;
   const auto error = [&]() -> std::string {
     try {
-      tune(tiny_model(), {"one text"}, "another", {}, options);
+      tune(tiny_model(), {"one text"}, {"another"}, {}, options);
     } catch (const InputError& refused) {
       return refused.what();
     }
@@ -122,16 +126,16 @@ TEST(Tune, TextsThatNeedNothingOfTheirFarPastAreRefusedFirst) {
   std::string text;
   for (int i = 0; i < 60; ++i) text += "one word and ";
   try {
-    tune(tiny_model(), {text}, text, {}, options);
+    tune(tiny_model(), {text}, {text}, {}, options);
     FAIL() << "expected an error";
   } catch (const InputError& refused) {
     EXPECT_THAT(refused.what(),
-                HasSubstr("--target recovered: text 1 of -f: expected at least 8 of the last 16"));
+                HasSubstr("--target recovered: text 1 to choose on: expected at least 8 of the last 16"));
   }
 }
 
 TEST(Target, ALooserOneIsKeptWithItsMargin) {
-  for (const char* text : {"agreement=0.9", "loss=0.1", "error=0.1", "recovered=0.9"}) {
+  for (const char* text : {"agreement=0.9", "loss=0.1", "error=0.1", "kept=0.9", "recovered=0.9"}) {
     TuneTarget target = TuneTarget::parse(text);
     const double measured = target.bound;
     target.bound = target.looser_than(measured);

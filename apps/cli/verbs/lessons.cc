@@ -18,13 +18,13 @@ void add_lesson_flag(CLI::App& verb, LessonFlags& flags) {
 }
 
 std::vector<Prompt> read_lessons(const Model& model, const std::vector<std::string>& paths,
-                                 const LessonOptions& options, bool quiet) {
+                                 const LessonOptions& options, bool quiet, std::string_view verb) {
   std::vector<std::string> texts;
   texts.reserve(paths.size());
   for (const std::string& path : paths) texts.push_back(read_text(path));
   const std::int64_t wanted = options.tokens * options.count;
   for (const std::string& doubt : doubts_about(model.tokenizer(), texts, wanted))
-    if (!quiet) std::cerr << "train: " << doubt << '\n';
+    if (!quiet) std::cerr << verb << ": " << doubt << '\n';
   return make_lessons(model.tokenizer(), texts, options);
 }
 

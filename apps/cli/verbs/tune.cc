@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "cli.h"
+#include "lessons.h"
 #include "lodestone/error.h"
 
 namespace lode::cli {
@@ -15,15 +16,67 @@ struct TuneFlags {
   CommonFlags common;
   ModelFlags model;
   std::vector<std::string> texts, specs;
-  std::string check, out, target = "agreement=0.99", cost = "both", time_at, lengths;
+  std::string check, out, target, cost = "both", time_at, lengths, tokens = "16k";
+  LessonFlags lessons;
+  std::int64_t documents = 6, last = 0;
   TuneOptions options;
   bool force = false;
+
+  /// A quarter as many as are chosen on.
+  std::int64_t checked_on() const { return std::max<std::int64_t>(1, documents / 4); }
 };
+
+/// What the plan is chosen on, and what it is checked on.
+struct Texts {
+  std::vector<std::string> chosen_on, checked_on;
+};
+
+/// Documents of each length, those to check on from the end of the texts, or from --check.
+Texts make_documents(const TuneFlags& flags, const Model& model, std::span<const std::int64_t> lengths) {
+  Texts made;
+  for (const std::int64_t tokens : lengths) {
+    const bool apart = !flags.check.empty();
+    const std::int64_t held_out = apart ? 0 : flags.checked_on();
+    const auto read = [&](const std::vector<std::string>& paths, std::int64_t count, std::int64_t kept_back) {
+      return texts_of(model.tokenizer(),
+                      read_lessons(model, paths, {.tokens = tokens, .count = count, .held_out = kept_back},
+                                   flags.common.quiet, "tune"));
+    };
+    std::vector<std::string> documents = read(flags.texts, flags.documents + held_out, held_out);
+    const auto end = documents.begin() + flags.documents;
+    made.chosen_on.insert(made.chosen_on.end(), documents.begin(), end);
+    made.checked_on.insert(made.checked_on.end(), end, documents.end());
+    if (!apart) continue;
+    const std::vector<std::string> other = read({flags.check}, flags.checked_on(), 0);
+    made.checked_on.insert(made.checked_on.end(), other.begin(), other.end());
+  }
+  return made;
+}
+
+/// The texts as they are.
+Texts read_as_they_are(const TuneFlags& flags) {
+  if (flags.check.empty())
+    throw InputError("tune: expected --check, another text to check the plan on, where --lessons is off");
+  Texts texts = {.chosen_on = {}, .checked_on = {read_text(flags.check)}};
+  for (const std::string& path : flags.texts) texts.chosen_on.push_back(read_text(path));
+  const auto count = token_count(flags.model.model);
+  for (std::size_t i = 0; i < flags.texts.size(); ++i)
+    expect_tokens(count(texts.chosen_on[i]), flags.options.probe, flags.texts[i]);
+  expect_tokens(count(texts.checked_on.front()), flags.options.probe, flags.check);
+  return texts;
+}
+
+/// As many of the last tokens as are questions in the shortest of the documents, up to 2,048.
+std::int64_t usual_last(std::span<const std::int64_t> lengths) {
+  constexpr std::int64_t kMost = 2048, kHeader = 64;  // tokens in front of the first question
+  const LessonOptions shortest = {.tokens = *std::min_element(lengths.begin(), lengths.end())};
+  return std::min(kMost, shortest.question_tokens() - kHeader);
+}
 
 void run(TuneFlags& flags) {
   expect_no_context(flags.out);
   expect_apart(flags.out, flags.texts);
-  expect_apart(flags.out, {flags.check});
+  if (!flags.check.empty()) expect_apart(flags.out, {flags.check});
   const std::vector<Spec> asked = parse_specs(flags.specs);
   expect_apart(flags.out, files_of(asked, flags.model.model));
   expect_new(flags.out, flags.force);
@@ -31,7 +84,10 @@ void run(TuneFlags& flags) {
     if (spec.name == "plan")
       throw InputError(fmt::format("tune: expected methods to choose from, found the plan '{}'", spec.str()));
   }
-  flags.options.target = TuneTarget::parse(flags.target);
+  const bool lessons = flags.lessons.on();
+  flags.options.target = TuneTarget::parse(!flags.target.empty() ? flags.target
+                                           : lessons             ? "kept=0.99"
+                                                                 : "agreement=0.99");
   flags.options.cost = parse_tune_cost(flags.cost);
   if (!flags.time_at.empty())
     flags.options.time_at = parse_count(flags.time_at, "--time-at", 256, std::int64_t{1} << 30);
@@ -41,18 +97,17 @@ void run(TuneFlags& flags) {
     flags.options.lengths.emplace();
   else if (!flags.lengths.empty())
     flags.options.lengths = parse_counts(flags.lengths, "--lengths", 256, std::int64_t{1} << 30);
-  std::vector<std::string> texts;
-  const std::string check = read_text(flags.check);
-  for (const std::string& path : flags.texts) {
-    texts.push_back(read_text(path));
-    if (texts.back() == check)
+  const std::string check = flags.check.empty() ? "" : read_text(flags.check);
+  for (const std::string& path : flags.texts)
+    if (!flags.check.empty() && read_text(path) == check)
       throw InputError("--check: expected another text than those of -f, found the same, '" + path + "'");
-  }
+  const std::vector<std::int64_t> tokens =
+      parse_counts(flags.tokens, "--tokens", LessonOptions::kFewestTokens, std::int64_t{1} << 30);
+  flags.options.probe.last = flags.last > 0 ? flags.last : lessons ? usual_last(tokens) : 512;
+  Texts texts;
+  if (!lessons) texts = read_as_they_are(flags);  // short texts are seen before the model is read
   const auto model = load_model(flags.common, flags.model);
-  const auto count = token_count(flags.model.model);
-  for (std::size_t i = 0; i < texts.size(); ++i)
-    expect_tokens(count(texts[i]), flags.options.probe, flags.texts[i]);
-  expect_tokens(count(check), flags.options.probe, flags.check);
+  if (lessons) texts = make_documents(flags, *model, tokens);
   std::vector<NamedSpec> candidates;
   for (const std::string& text : flags.specs.empty() ? usual_candidates(*model) : flags.specs)
     candidates.push_back({text, parse_spec(text)});
@@ -64,7 +119,7 @@ void run(TuneFlags& flags) {
     written = true;
   };
   flags.options.on_plan = keep;
-  const TuneReport report = tune(model, texts, check, candidates, flags.options);
+  const TuneReport report = tune(model, texts.chosen_on, texts.checked_on, candidates, flags.options);
   keep(report.plan);
   say_dense(asked, flags.options.probe.dense, flags.common);
   flags.common.json ? print_json(report.json()) : print_text(report.table());
@@ -75,20 +130,32 @@ void run(TuneFlags& flags) {
 void add_tune(CLI::App& app) {
   auto flags = std::make_shared<TuneFlags>();
   flags->options.probe.dense = {.sink = 1, .window = 511};
+  flags->options.probe.measured = 32;
   CLI::App& verb = *app.add_subcommand(
       "tune", "Choose for each KV head the method that reads least within a bound, and write the plan");
   add_common_flags(verb, flags->common);
   add_model_flags(verb, flags->model, true);
   verb.add_option("-f,--file", flags->texts, "texts to choose on, like those of use; may be repeated")
       ->required();
-  verb.add_option("--check", flags->check, "another text, on which the plan is checked")->required();
+  verb.add_option(
+      "--check", flags->check,
+      "another text, on which the plan is checked; without it the end of the texts, where documents are made "
+      "of them");
+  add_lesson_flag(verb, flags->lessons);
+  verb.add_option("--tokens", flags->tokens,
+                  "lengths of the documents that are made: those of use, e.g. 16k,128k");
+  verb.add_option("--documents", flags->documents,
+                  "documents of each length to choose on; a quarter as many are checked on")
+      ->check(whole_number(1, 1'000'000));
   verb.add_option("-o,--output", flags->out, "the plan file, for -a plan:FILE")
       ->required()
       ->check(output_file());
   add_force_flag(verb, flags->force);
   verb.add_option("--target", flags->target,
-                  "error=E (relative output error), loss=NATS (a token), agreement=SHARE (of next tokens) or "
-                  "recovered=SHARE (of what full attention predicts better than sink and window alone)");
+                  "error=E (relative output error), loss=NATS (a token), agreement=SHARE (of next tokens), "
+                  "kept=SHARE (of the tokens that full attention finds in the far past), "
+                  "recovered=SHARE (of what full attention predicts better than sink and window alone)")
+      ->default_str("kept=0.99; with --lessons off agreement=0.99");
   verb.add_option("--cost", flags->cost,
                   "what the plan is to have little of: bytes, time (of a step on this device) or both");
   verb.add_option(
@@ -96,8 +163,11 @@ void add_tune(CLI::App& app) {
       "tokens of context at which methods are timed, e.g. 32k: as long as those of use, where choosing "
       "keys pays; without it: as many as the first text has");
   add_attention_flag(verb, flags->specs, false);
-  verb.add_option("--last", flags->options.probe.last, "tokens at the end of each text that are measured")
-      ->check(whole_number(1, 1'000'000));
+  verb.add_option("--last", flags->last,
+                  "tokens at the end of each text that are measured, 0 = the questions of a document, 2048 "
+                  "at most, or "
+                  "512 of a text as it is")
+      ->check(whole_number(0, 1'000'000));
   verb.add_option("--sink", flags->options.probe.dense.sink, "first tokens that every head attends")
       ->check(whole_number(0, 1'000'000));
   verb.add_option("--window", flags->options.probe.dense.window, "last tokens that every head attends")

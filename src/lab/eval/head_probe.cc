@@ -61,10 +61,11 @@ double captured_mass(std::span<const float> scores, const std::vector<char>& att
 
 }  // namespace
 
-HeadProbe::HeadProbe(int layers, int query_heads, std::int64_t top, std::int64_t stride)
+HeadProbe::HeadProbe(int layers, int query_heads, std::int64_t top, std::int64_t stride, bool errors_alone)
     : query_heads_(query_heads),
       top_(top),
       stride_(stride),
+      errors_alone_(errors_alone),
       sums_(static_cast<std::size_t>(layers * query_heads)) {}
 
 ForwardHooks HeadProbe::hooks() {
@@ -101,7 +102,7 @@ void HeadProbe::look(const LayerGeometry& geometry, const QueryBlock& block, con
   }
   const auto heads = static_cast<std::size_t>(geometry.kv_heads);
   bounds_.resize(std::max(bounds_.size(), (static_cast<std::size_t>(geometry.layer) + 1) * heads));
-  geometry.pool->for_each(geometry.kv_heads, [&](std::int64_t head, int) {
+  geometry.pool->for_each(errors_alone_ ? 0 : geometry.kv_heads, [&](std::int64_t head, int) {
     bounds_[static_cast<std::size_t>(geometry.layer) * heads + static_cast<std::size_t>(head)].extend(
         block.kv.heads[static_cast<std::size_t>(head)], block.begin + block.tokens);
   });
@@ -136,9 +137,10 @@ std::vector<HeadProbe::Sums> HeadProbe::compare(const LayerGeometry& geometry, c
   const std::int64_t row = token * geometry.query_heads + kv_head * group;               // of [T, Hq]
   std::vector<float> q(block.q.begin() + row * d, block.q.begin() + (row + group) * d);  // [G, d]
   for (float& x : q) x *= geometry.scale;
-  std::vector<float> scores(static_cast<std::size_t>(group * keys));  // [G, keys]
-  kernels().score_run(q.data(), static_cast<int>(group), block.kv.heads[static_cast<std::size_t>(kv_head)], 0,
-                      keys, scores.data(), keys);
+  std::vector<float> scores(static_cast<std::size_t>(errors_alone_ ? 0 : group * keys));  // [G, keys]
+  if (!errors_alone_)
+    kernels().score_run(q.data(), static_cast<int>(group), block.kv.heads[static_cast<std::size_t>(kv_head)],
+                        0, keys, scores.data(), keys);
   const Position far_end = block.far_end(token, geometry.dense);
   const Position far_begin = std::min(block.far_begin, far_end);
   std::vector<Sums> sums(static_cast<std::size_t>(group));
@@ -147,32 +149,41 @@ std::vector<HeadProbe::Sums> HeadProbe::compare(const LayerGeometry& geometry, c
     std::vector<char> attended(static_cast<std::size_t>(keys), 1);
     std::fill(attended.begin() + far_begin, attended.begin() + far_end, char{0});
     const bool plain = mark_far(selection, block.sequence, kv_head, g, token, far_begin, far_end, attended);
-    const std::span<const float> own(scores.data() + g * keys, static_cast<std::size_t>(keys));
-    std::vector<Position> best;
-    top_k(own.subspan(static_cast<std::size_t>(far_begin), static_cast<std::size_t>(far_end - far_begin)),
-          top_, far_begin, best);
-    const auto found = std::count_if(best.begin(), best.end(),
-                                     [&](Position p) { return attended[static_cast<std::size_t>(p)] != 0; });
     const auto count = std::count(attended.begin(), attended.end(), char{1});
     std::transform(read.begin(), read.end(), attended.begin(), read.begin(), std::bit_or<char>());
     const auto size = static_cast<std::size_t>(d);
-    const double bound = bounds_[static_cast<std::size_t>(geometry.layer * geometry.kv_heads + kv_head)].of(
-        std::span(q).subspan(static_cast<std::size_t>(g) * size, size), attended, own,
-        {output + (row + g) * d, size});
-    const double norm = norm_of(exact + (kv_head * group + g) * d, d);
     // Who leaves nothing out errs by nothing: what prefill's kernels round is full attention's own, too.
     const double error = relative_error(output + (row + g) * d, exact + (kv_head * group + g) * d, d);
     const bool rounding = plain && count == keys && error < kRounding;
-    sums[static_cast<std::size_t>(g)] = {
-        .density = static_cast<double>(count) / static_cast<double>(keys),
-        .recall = best.empty() ? 1.0 : static_cast<double>(found) / static_cast<double>(best.size()),
-        .mass = captured_mass(own, attended),
-        .error = rounding ? 0.0 : error,
-        .bound = plain ? bound == 0 ? 0.0 : bound / norm : std::numeric_limits<double>::infinity()};
+    Sums& sum = sums[static_cast<std::size_t>(g)];
+    sum.density = static_cast<double>(count) / static_cast<double>(keys);
+    sum.error = rounding ? 0.0 : error;
+    if (errors_alone_) continue;
+    add_score_measures(
+        geometry, kv_head, std::span(q).subspan(static_cast<std::size_t>(g) * size, size),
+        std::span(scores).subspan(static_cast<std::size_t>(g * keys), static_cast<std::size_t>(keys)),
+        attended, {far_begin, far_end}, {output + (row + g) * d, size}, sum);
+    const double norm = norm_of(exact + (kv_head * group + g) * d, d);
+    sum.bound = !plain ? std::numeric_limits<double>::infinity() : sum.bound == 0 ? 0.0 : sum.bound / norm;
   }
   for (Sums& sum : sums)
     sum.read = static_cast<double>(std::count(read.begin(), read.end(), char{1})) / static_cast<double>(keys);
   return sums;
+}
+
+void HeadProbe::add_score_measures(const LayerGeometry& geometry, int kv_head, std::span<const float> q,
+                                   std::span<const float> scores, const std::vector<char>& attended,
+                                   std::pair<Position, Position> far, std::span<const float> output,
+                                   Sums& sums) const {
+  std::vector<Position> best;
+  top_k(scores.subspan(static_cast<std::size_t>(far.first), static_cast<std::size_t>(far.second - far.first)),
+        top_, far.first, best);
+  const auto found = std::count_if(best.begin(), best.end(),
+                                   [&](Position p) { return attended[static_cast<std::size_t>(p)] != 0; });
+  sums.recall = best.empty() ? 1.0 : static_cast<double>(found) / static_cast<double>(best.size());
+  sums.mass = captured_mass(scores, attended);
+  sums.bound = bounds_[static_cast<std::size_t>(geometry.layer * geometry.kv_heads + kv_head)].of(
+      q, attended, scores, output);
 }
 
 std::vector<HeadMeasure> HeadProbe::measures() const {

@@ -13,8 +13,8 @@ namespace lode {
 
 class HeadProbe {
  public:
-  /// Looks at query tokens whose position is a multiple of `stride`.
-  HeadProbe(int layers, int query_heads, std::int64_t top, std::int64_t stride);
+  /// Looks at query tokens whose position is a multiple of `stride`. errors_alone: see ProbeOptions.
+  HeadProbe(int layers, int query_heads, std::int64_t top, std::int64_t stride, bool errors_alone = false);
   /// Hooks to give to a context; valid as long as this object.
   ForwardHooks hooks();
   /// Means per head of what was seen; layers that were dense are left out.
@@ -31,9 +31,15 @@ class HeadProbe {
   std::vector<Sums> compare(const LayerGeometry& geometry, const QueryBlock& block,
                             const Selection& selection, const float* output, const float* exact,
                             std::int64_t token, int kv_head) const;
+  /// What needs the scores of a query's far keys [far_begin, far_end): recall, mass and bound. scores: [keys], of the query
+  /// q [d]; attended: [keys].
+  void add_score_measures(const LayerGeometry& geometry, int kv_head, std::span<const float> q,
+                          std::span<const float> scores, const std::vector<char>& attended,
+                          std::pair<Position, Position> far, std::span<const float> output, Sums& sums) const;
 
   int query_heads_;
   std::int64_t top_, stride_;
+  bool errors_alone_;
   std::vector<Sums> sums_;          // [L, Hq]
   std::vector<ErrorBound> bounds_;  // [L, Hkv], grown as keys come
 };

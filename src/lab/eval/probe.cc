@@ -19,6 +19,8 @@ namespace {
 
 /// Tokens per forward pass of the measured end: keeps the logits of large vocabularies small.
 constexpr std::int64_t kStep = 64;
+/// Tokens that are looked into are steps of their own where they are so far apart: a GPU leaves such steps to the host.
+constexpr std::int64_t kApart = 16;
 
 double log_sum_exp(std::span<const float> logits) {
   const float most = *std::max_element(logits.begin(), logits.end());
@@ -110,26 +112,42 @@ class Probing {
   struct Predictions {
     std::vector<double> losses;
     std::vector<TokenId> likeliest;
+    std::vector<double> right;        // 1 where the likeliest is the text's own
     std::vector<double> divergences;  // from full attention's, if asked for
     std::vector<float> logits;        // [last, vocab] of full attention where divergences are asked for
     std::vector<double> norms;        // [last] log_sum_exp of each row of logits
   };
 
+  struct Step {
+    std::size_t tokens = 0;
+    bool looked_into = false;
+  };
+  /// The step that begins with a token; every `stride`-th one is looked into, if any is.
+  Step step_at(std::size_t begin, std::int64_t stride) const {
+    const std::size_t most = std::min<std::size_t>(kStep, tokens_.size() - 1 - begin);
+    if (options_.measured == 0) return {.tokens = most};
+    if (stride < kApart) return {.tokens = most, .looked_into = true};
+    const std::size_t behind = begin % static_cast<std::size_t>(stride);
+    if (behind == 0) return {.tokens = 1, .looked_into = true};
+    return {.tokens = std::min(most, static_cast<std::size_t>(stride) - behind)};
+  }
+
   /// Runs the last tokens under a method: what it predicts, and what its heads did. exact: full attention's,
   /// null for itself.
   Predictions measure(Context& context, MethodId method, const Predictions* exact, ProbeRow& row) const {
     const ModelConfig& config = model_->config();
-    HeadProbe heads(config.layers, config.query_heads, options_.top,
-                    std::max<std::int64_t>(1, options_.last / std::max<std::int64_t>(1, options_.measured)));
+    const std::int64_t stride =
+        std::max<std::int64_t>(1, options_.last / std::max<std::int64_t>(1, options_.measured));
+    HeadProbe heads(config.layers, config.query_heads, options_.top, stride, options_.errors_alone);
     const ForwardHooks hooks = heads.hooks();
-    if (options_.measured > 0) context.impl().hooks = &hooks;
     Predictions found;
     WorkReport work;
     const std::size_t first = tokens_.size() - static_cast<std::size_t>(options_.last) - 1;
-    for (std::int64_t at = 0; at < options_.last; at += kStep) {
+    for (std::size_t begin = first, count = 0; begin + 1 < tokens_.size(); begin += count) {
       check_cancel();
-      const auto begin = first + static_cast<std::size_t>(at);
-      const auto count = static_cast<std::size_t>(std::min(kStep, options_.last - at));
+      const Step step = step_at(begin, stride);
+      count = step.tokens;
+      context.impl().hooks = step.looked_into ? &hooks : nullptr;
       // As tokens of an answer: each chooses its own keys, also where a method averages over questions.
       work += context.impl().run(std::span(tokens_).subspan(begin, count), method, Phase::generation,
                                  LogitRows::all);
@@ -148,6 +166,7 @@ class Probing {
               row_of, norm, std::span(exact->logits).subspan(token * vocab, vocab), exact->norms[token]));
         }
         found.likeliest.push_back(static_cast<TokenId>(likeliest_of(row_of)));
+        found.right.push_back(found.likeliest.back() == tokens_[begin + i + 1] ? 1.0 : 0.0);
       }
       if (options_.divergence && exact == nullptr) {
         found.logits.reserve(static_cast<std::size_t>(options_.last) * vocab);
@@ -202,6 +221,9 @@ class Probing {
     std::vector<bool> needs_past(full.size());
     for (std::size_t i = 0; i < full.size(); ++i) needs_past[i] = streaming[i] - full[i] >= options_.gap;
     report.gap_tokens = std::count(needs_past.begin(), needs_past.end(), true);
+    std::vector<bool> known = needs_past;
+    for (std::size_t i = 0; i < known.size(); ++i) known[i] = known[i] && predictions[0].right[i] > 0;
+    report.kept_tokens = std::count(known.begin(), known.end(), true);
     const double gap = mean_where(streaming, needs_past) - mean_where(full, needs_past);
     for (std::size_t m = 0; m < report.rows.size(); ++m) {
       ProbeRow& row = report.rows[m];
@@ -212,10 +234,11 @@ class Probing {
         row.divergence = mean_where(divergences, std::vector<bool>(divergences.size(), true));
         row.gap_divergence = mean_where(divergences, needs_past);
       }
-      double same = 0;
+      std::vector<double> same;
       for (std::size_t i = 0; i < losses.size(); ++i)
-        same += predictions[m].likeliest[i] == predictions[0].likeliest[i] ? 1.0 : 0.0;
-      row.agreement = same / static_cast<double>(losses.size());
+        same.push_back(predictions[m].likeliest[i] == predictions[0].likeliest[i] ? 1.0 : 0.0);
+      row.agreement = mean_where(same, std::vector<bool>(losses.size(), true));
+      if (report.kept_tokens > 0) row.kept = mean_where(predictions[m].right, known);
       if (report.gap_tokens > 0) row.recovered = (mean_where(streaming, needs_past) - row.gap_loss) / gap;
     }
   }
@@ -266,6 +289,7 @@ Json ProbeReport::json_of(const ProbeRow& row) const {
                  {"gap_loss", gap_tokens > 0 ? Json(row.gap_loss) : Json()},
                  {"recovered", row.recovered ? Json(*row.recovered) : Json()},
                  {"agreement", row.agreement},
+                 {"kept", row.kept ? Json(*row.kept) : Json()},
                  {"density", row.density},
                  {"selector_share", row.selector_share},
                  {"selectivity", row.selectivity}};

@@ -25,6 +25,8 @@ struct ProbeOptions {
   std::int64_t top = 64;                          ///< the k of "recall of the top-k keys"
   std::int64_t measured =
       64;  ///< of the last tokens, how many are looked at head by head; 0: rows have no heads
+  bool errors_alone =
+      false;  ///< of each head density, read and error alone; recall, mass and bound, which need all scores, stay 0
   bool divergence = false;  ///< keeps full attention's predictions [last, vocab] in memory to compare with
   double gap = 0.5;  ///< nats by which full must beat streaming for a token to count as needing the past
   Progress::Mode progress = Progress::Mode::automatic;
@@ -51,6 +53,9 @@ struct ProbeRow {
   double gap_loss = 0;              ///< over the tokens that need the past; 0 when there are none
   std::optional<double> recovered;  ///< (streaming - this) / (streaming - full) over those tokens
   double agreement = 1;  ///< share of the last tokens whose likeliest next token is full attention's
+  /// Of the tokens that need the past and are full attention's likeliest ones, the share that are this row's, too; none
+  /// when there are none.
+  std::optional<double> kept;
   /// Kullback-Leibler divergence of the predictions from full attention's, nats per token, if asked for; over
   /// all of the last tokens, and over those that need the past.
   double divergence = 0, gap_divergence = 0;
@@ -72,7 +77,9 @@ struct KvError {
 
 struct ProbeReport {
   std::string model;
-  std::int64_t tokens = 0, gap_tokens = 0;
+  std::int64_t tokens = 0;
+  std::int64_t gap_tokens = 0;   ///< of the last ones, those that need the past
+  std::int64_t kept_tokens = 0;  ///< of these, those that are full attention's likeliest
   ProbeOptions options;
   std::vector<ProbeRow> rows;  ///< full, streaming, then the others in the order asked for
   /// The row of each spec asked for: those that are equal with the same sink and window share one.

@@ -24,10 +24,11 @@ const std::vector<std::int64_t> kUsualLengths = {4096, 16384, 65536};
 constexpr int kTrials = 8;  ///< plans measured side by side in each of two rounds
 
 /// As --target names them.
-constexpr std::array<std::pair<std::string_view, TuneTarget::Kind>, 4> kTargets = {
+constexpr std::array<std::pair<std::string_view, TuneTarget::Kind>, 5> kTargets = {
     {{"error", TuneTarget::Kind::error},
      {"loss", TuneTarget::Kind::loss},
      {"agreement", TuneTarget::Kind::agreement},
+     {"kept", TuneTarget::Kind::kept},
      {"recovered", TuneTarget::Kind::recovered}}};
 
 /// What a candidate does in one KV head.
@@ -105,13 +106,14 @@ std::map<std::string, double> step_times(const std::shared_ptr<const Model>& mod
 
 class Tuner {
  public:
-  Tuner(const std::shared_ptr<const Model>& model, const std::vector<std::string>& texts,
+  /// told: the tokens of all texts that the target counts.
+  Tuner(const std::shared_ptr<const Model>& model, const std::vector<std::string>& texts, std::int64_t told,
         const std::vector<NamedSpec>& candidates, const TuneOptions& options)
       : model_(model),
         texts_(texts),
         candidates_(candidates),
         options_(options),
-        target_(options.target.with_margin(options.probe.last * std::ssize(texts))) {}
+        target_(options.target.with_margin(told)) {}
 
   /// Whether steps took long enough beside one another for time to count; choose() finds out.
   bool times_told() const { return times_told_; }
@@ -260,6 +262,7 @@ class Tuner {
   ProbeOptions titled(const std::string& step) const {
     ProbeOptions options = options_.probe;
     options.title = step;
+    options.errors_alone = true;
     return options;
   }
 
@@ -385,31 +388,43 @@ void time_rows(const std::shared_ptr<const Model>& model, std::int64_t tokens,
   for (std::size_t i = 0; i < rows.size(); ++i) rows[i].step_ms = times[of_row[i]].median_ms;
 }
 
-/// The plan and the single methods on the text that nothing was chosen on.
-std::vector<TunedRow> check(const std::shared_ptr<const Model>& model, std::string_view text,
+/// Adds what a text's probe found to the rows of all, `share` of it.
+void add_measures(const ProbeReport& report, const TuneTarget& target, double share,
+                  std::vector<TunedRow>& rows) {
+  rows.resize(report.rows.size(), {.density = 0, .selectivity = 0, .agreement = 0});
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const ProbeRow& row = report.rows[i];
+    rows[i].attention = i == 2 ? "plan" : row.attention;
+    rows[i].measured += share * target.measure(row, report.rows[0]);
+    rows[i].density += share * row.density;
+    rows[i].selectivity += share * row.selectivity;
+    rows[i].error += share * error_of(row);
+    rows[i].loss += share * row.loss;
+    rows[i].agreement += share * row.agreement;
+  }
+}
+
+/// The plan and the single methods on the texts that nothing was chosen on.
+std::vector<TunedRow> check(const std::shared_ptr<const Model>& model, const std::vector<std::string>& texts,
                             const std::vector<NamedSpec>& candidates, const Plan& plan,
                             const TuneOptions& options) {
   TrialFiles files;
   std::vector<NamedSpec> specs = {files.add(plan)};
   specs.insert(specs.end(), candidates.begin(), candidates.end());
   ProbeOptions probe_options = options.probe;
-  probe_options.title = "check text";
-  const ProbeReport report = probe(model, text, specs, probe_options);
+  probe_options.title = texts.size() == 1 ? "check text" : "check texts";
+  probe_options.errors_alone = true;
+  if (options.target.of_far_past()) probe_options.measured = 0;  // outputs' errors are not told then
   std::vector<TunedRow> rows;
-  for (std::size_t i = 0; i < report.rows.size(); ++i) {
-    const ProbeRow& row = report.rows[i];
-    const double measured = options.target.measure(row, report.rows[0]);
-    rows.push_back({.attention = i == 2 ? "plan" : row.attention,
-                    .measured = measured,
-                    .met = options.target.met_by(measured),
-                    .density = row.density,
-                    .selectivity = row.selectivity,
-                    .error = error_of(row),
-                    .loss = row.loss,
-                    .agreement = row.agreement});
+  std::int64_t tokens = 0;
+  for (const std::string& text : texts) {
+    const ProbeReport report = probe(model, text, specs, probe_options);
+    add_measures(report, options.target, 1.0 / static_cast<double>(texts.size()), rows);
+    tokens = std::max(tokens, report.tokens);
   }
+  for (TunedRow& row : rows) row.met = options.target.met_by(row.measured);
   std::rotate(rows.begin() + 1, rows.begin() + 2, rows.begin() + 3);  // full, plan, streaming, ...
-  time_rows(model, options.time_at > 0 ? options.time_at : report.tokens, specs, options, rows);
+  time_rows(model, options.time_at > 0 ? options.time_at : tokens, specs, options, rows);
   return rows;
 }
 
@@ -444,20 +459,24 @@ void check_lengths(const Model& model, const TuneOptions& options) {
     check("--lengths", length);
 }
 
-/// What a plan is to recover must be there, in every text; that is seen before anything is measured.
-void check_far_past(const std::shared_ptr<const Model>& model, std::string_view text, const std::string& name,
-                    const TuneOptions& options) {
+/// How many tokens of a text the target counts. What a plan is to find in the far past must be there, in every text;
+/// that is seen before anything is measured.
+std::int64_t check_far_past(const std::shared_ptr<const Model>& model, std::string_view text,
+                            const std::string& name, const TuneOptions& options) {
   constexpr std::int64_t kFewest = 8;
-  if (options.target.kind != TuneTarget::Kind::recovered) return;
+  if (!options.target.of_far_past()) return options.probe.last;
   ProbeOptions probe_options = options.probe;
   probe_options.title = "far past";
   probe_options.measured = 0;
-  const std::int64_t found = probe(model, text, {}, probe_options).gap_tokens;
-  if (found >= kFewest) return;
+  const ProbeReport report = probe(model, text, {}, probe_options);
+  const bool kept = options.target.kind == TuneTarget::Kind::kept;
+  const std::int64_t found = kept ? report.kept_tokens : report.gap_tokens;
+  if (found >= kFewest) return found;
   throw InputError(
-      fmt::format("--target recovered: {}: expected at least {} of the last {} tokens (--last) that full "
-                  "attention predicts better than sink and window alone by {} nats, found {}",
-                  name, kFewest, options.probe.last, options.probe.gap, found));
+      fmt::format("--target {}: {}: expected at least {} of the last {} tokens (--last) that full "
+                  "attention predicts {}better than sink and window alone by {} nats, found {}",
+                  options.target.name(), name, kFewest, options.probe.last, kept ? "rightly and " : "",
+                  options.probe.gap, found));
 }
 
 /// How many heads each spec serves, as "12 x kmeans:probes=8, ...".
@@ -493,11 +512,10 @@ TuneTarget TuneTarget::parse(std::string_view text) {
   const double most = target.more_is_better() ? 1.0 : 1e3;
   if (known == kTargets.end() || error != std::errc{} || end != number.data() + number.size() ||
       !(bound > 0 && bound <= most)) {
-    throw InputError(
-        fmt::format("--target: expected error=E, loss=NATS, agreement=SHARE or recovered=SHARE with a number "
-                    "above 0, found "
-                    "'{}'",
-                    text));
+    throw InputError(fmt::format(
+        "--target: expected error=E, loss=NATS, agreement=SHARE, kept=SHARE or recovered=SHARE with a "
+        "number above 0, found '{}'",
+        text));
   }
   target.bound = bound;
   return target;
@@ -511,15 +529,17 @@ double TuneTarget::measure(const ProbeRow& row, const ProbeRow& full) const {
       return row.loss - full.loss;
     case Kind::agreement:
       return row.agreement;
+    case Kind::kept:
     case Kind::recovered:
       break;
   }
-  if (!row.recovered)
-    throw InputError(
-        "--target recovered: expected texts whose last tokens need their far past (--last), found none that "
-        "full "
-        "attention predicts better");
-  return *row.recovered;
+  const std::optional<double>& of_far = kind == Kind::kept ? row.kept : row.recovered;
+  if (!of_far)
+    throw InputError(fmt::format(
+        "--target {}: expected texts whose last tokens need their far past (--last), found none that "
+        "full attention predicts better",
+        name()));
+  return *of_far;
 }
 
 double TuneTarget::looser_than(double measured) const {
@@ -530,7 +550,7 @@ double TuneTarget::looser_than(double measured) const {
 
 TuneTarget TuneTarget::with_margin(std::int64_t tokens) const {
   TuneTarget strict = *this;
-  if (kind == Kind::agreement)
+  if (kind == Kind::agreement || kind == Kind::kept)
     strict.bound = std::min(1.0, bound + std::sqrt(bound * (1.0 - bound) / static_cast<double>(tokens)));
   else if (kind == Kind::recovered)
     strict.bound = bound + 0.1 * (1.0 - bound);
@@ -552,6 +572,8 @@ std::string TuneTarget::str() const {
       return fmt::format("a loss of at most {} nats a token above full attention's", bound);
     case Kind::agreement:
       return fmt::format("full attention's next token in {} of all cases at least", bound);
+    case Kind::kept:
+      return fmt::format("at least {} of the tokens that full attention finds in the far past", bound);
     case Kind::recovered:
       break;
   }
@@ -620,7 +642,7 @@ std::string TuneReport::verdict_of_full() const {
       "the texts of -f";
   const TunedRow* nearest = nearest_single();
   if (nearest == nullptr) return text + "; name some with -a.";
-  text += fmt::format(". On the check text {} comes nearest, with {} {:.3g} at {:.1f} % of the bytes",
+  text += fmt::format(". On other text {} comes nearest, with {} {:.3g} at {:.1f} % of the bytes",
                       nearest->attention, target.name(), nearest->measured, 100 * nearest->density);
   if (nearest->met) return text + ", and keeps it there; more or longer texts (-f, --last) may decide it.";
   return text + fmt::format("; try --target {}={:.2g}, or methods that read more (-a).", target.name(),
@@ -641,12 +663,12 @@ std::string TuneReport::verdict_of_plan() const {
     return std::all_of(layer.begin(), layer.end(), [](const std::string& spec) { return spec == "full"; });
   };
   if (std::all_of(plan.heads.begin(), plan.heads.end(), is_full)) return verdict_of_full();
-  std::string text =
-      plan_met() ? fmt::format("The plan reads {:.1f} % of the bytes", 100 * rows[1].density)
-                 : fmt::format(
-                       "The plan misses the target on the check text (it reads {:.1f} % of the bytes): "
-                       "full attention is the better choice, or texts that are more like it",
-                       100 * rows[1].density);
+  std::string text = plan_met()
+                         ? fmt::format("The plan reads {:.1f} % of the bytes", 100 * rows[1].density)
+                         : fmt::format(
+                               "The plan misses the target on other text (it reads {:.1f} % of the bytes): "
+                               "full attention is the better choice, or texts that are more like it",
+                               100 * rows[1].density);
   const TunedRow* single = best_single();
   if (plan_met()) {
     text += single == nullptr ? "; no single method meets the target"
@@ -679,7 +701,7 @@ Json TuneReport::json() const {
                        {"met", row.met},
                        {"density", row.density},
                        {"selectivity", row.selectivity},
-                       {"error", row.error},
+                       {"error", target.of_far_past() ? Json() : Json(row.error)},
                        {"loss", row.loss},
                        {"agreement", row.agreement},
                        {"step_ms", row.step_ms}});
@@ -699,18 +721,18 @@ Json TuneReport::json() const {
 }
 
 std::string TuneReport::table() const {
-  const bool recovers = target.kind == TuneTarget::Kind::recovered;  // in place of the outputs' error
+  const bool far = target.of_far_past();  // in place of the outputs' error
   std::vector<std::vector<std::string>> lines = {{"attention", "density", "far keys",
-                                                  recovers ? "recovered" : "error", "loss", "agreement",
-                                                  "step ms", "target"}};
+                                                  far ? std::string(target.name()) : "error", "loss",
+                                                  "agreement", "step ms", "target"}};
   for (const TunedRow& row : rows) {
     lines.push_back({row.attention, fmt::format("{:.4f}", row.density),
                      fmt::format("{:.4f}", row.selectivity),
-                     fmt::format("{:.4f}", recovers ? row.measured : row.error),
-                     fmt::format("{:.4f}", row.loss), fmt::format("{:.4f}", row.agreement),
-                     fmt::format("{:.3f}", row.step_ms), row.met ? "met" : "missed"});
+                     fmt::format("{:.4f}", far ? row.measured : row.error), fmt::format("{:.4f}", row.loss),
+                     fmt::format("{:.4f}", row.agreement), fmt::format("{:.3f}", row.step_ms),
+                     row.met ? "met" : "missed"});
   }
-  std::string text = fmt::format("{}; target: {}\nplan: {}\n\non the check text\n{}", model, target.str(),
+  std::string text = fmt::format("{}; target: {}\nplan: {}\n\non other text\n{}", model, target.str(),
                                  summary_of(plan), text_table(lines));
   const std::vector<AtEqualLoss> equal = at_equal_loss();
   if (!equal.empty()) text += fmt::format("\nat the plan's {} of {:.4f}\n", target.name(), rows[1].measured);
@@ -738,28 +760,29 @@ std::vector<std::string> usual_candidates(const Model& model) {
   const auto has = [&](const char* name) {
     return std::filesystem::exists(model.path() / (std::string(name) + ".safetensors"));
   };
-  add("kmeans:probes=", {"4", "8", "16", "32", "64", "128"});
+  add("kmeans:rope=on,probes=", {"4", "8", "16", "32", "64", "128"});
   if (has("saap")) add("saap:probes=", {"4", "8", "16", "32", "64"});
-  if (has("hash")) add("hash:budget=", {"1/128", "1/64", "1/32", "1/16", "1/8"});
+  if (has("hash")) add("hash:budget=", {"1/256", "1/128", "1/64", "1/32", "1/16", "1/8"});
   add("squeezed:sparsity=", {"0.95", "0.9", "0.8", "0.7"});
   return specs;
 }
 
 TuneReport tune(const std::shared_ptr<const Model>& model, const std::vector<std::string>& texts,
-                std::string_view check_text, const std::vector<NamedSpec>& candidates,
+                const std::vector<std::string>& check_texts, const std::vector<NamedSpec>& candidates,
                 const TuneOptions& options) {
-  LODE_ASSERT(!texts.empty());
+  LODE_ASSERT(!texts.empty() && !check_texts.empty());
   check_lengths(*model, options);
+  std::int64_t told = 0;
   for (std::size_t i = 0; i < texts.size(); ++i)
-    check_far_past(model, texts[i], fmt::format("text {} of -f", i + 1), options);
-  check_far_past(model, check_text, "the text of --check", options);
+    told += check_far_past(model, texts[i], fmt::format("text {} to choose on", i + 1), options);
+  for (const std::string& text : check_texts) check_far_past(model, text, "a text to check on", options);
   TuneReport report = {
       .model = model->path().string(), .target = options.target, .plan = {}, .rows = {}, .timings = {}};
-  Tuner tuner(model, texts, candidates, options);
+  Tuner tuner(model, texts, told, candidates, options);
   report.plan = tuner.choose();
   report.times_told = tuner.times_told();
   if (options.on_plan) options.on_plan(report.plan);
-  report.rows = check(model, check_text, candidates, report.plan, options);
+  report.rows = check(model, check_texts, candidates, report.plan, options);
   const TunedRow* const best = report.best_single();
   std::optional<Spec> single;
   for (const NamedSpec& candidate : candidates)

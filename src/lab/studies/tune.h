@@ -22,12 +22,13 @@ struct TuneTarget {
     error,      ///< relative output error, root of the mean square over heads
     loss,       ///< nats per token more than full attention's
     agreement,  ///< share of tokens whose likeliest next token is full attention's
-    recovered   ///< share of what full attention predicts better than sink and window alone
+    kept,  ///< share of the tokens that stay the likeliest, of those that full attention finds in the far past
+    recovered  ///< share of what full attention predicts better than sink and window alone
   };
   Kind kind = Kind::agreement;
   double bound = 0.99;
 
-  /// "error=0.05", "loss=0.01", "agreement=0.99", "recovered=0.98"; InputError otherwise.
+  /// "error=0.05", "loss=0.01", "agreement=0.99", "kept=0.99", "recovered=0.98"; InputError otherwise.
   static TuneTarget parse(std::string_view text);
   double measure(const ProbeRow& row, const ProbeRow& full) const;
   /// The same target with room for chance: what must be met on `tokens` measured tokens for the target to
@@ -37,11 +38,11 @@ struct TuneTarget {
   double looser_than(double measured) const;
   /// Whether it is told by what the model predicts, not by outputs of heads.
   bool of_predictions() const { return kind != Kind::error; }
-  bool more_is_better() const { return kind == Kind::agreement || kind == Kind::recovered; }
+  /// Whether it counts tokens alone that need their far past.
+  bool of_far_past() const { return kind == Kind::kept || kind == Kind::recovered; }
+  bool more_is_better() const { return kind == Kind::agreement || of_far_past(); }
   bool met_by(double measured) const { return more_is_better() ? measured >= bound : measured <= bound; }
-  double divergence(const ProbeRow& row) const {
-    return kind == Kind::recovered ? row.gap_divergence : row.divergence;
-  }
+  double divergence(const ProbeRow& row) const { return of_far_past() ? row.gap_divergence : row.divergence; }
   std::string_view name() const;  ///< as in "name=bound"
   std::string str() const;
 };
@@ -63,12 +64,13 @@ struct TuneOptions {
   std::function<void(const Plan&)> on_plan;  ///< called once it is chosen, before it is checked and timed
 };
 
-/// One way to attend, on the text that the plan was not made for.
+/// One way to attend, on the texts that the plan was not made for: means over them.
 struct TunedRow {
   std::string attention;
   double measured = 0;  ///< in the target's terms
   bool met = false;
-  double density = 1, selectivity = 1, error = 0, loss = 0, agreement = 1;
+  double density = 1, selectivity = 1, loss = 0, agreement = 1;
+  double error = 0;    ///< 0 where the target counts tokens that need their far past
   double step_ms = 0;  ///< of a decode step over as many made-up keys
 };
 
@@ -113,9 +115,9 @@ struct TuneReport {
 std::vector<std::string> usual_candidates(const Model& model);
 
 /// InputError when a text is too short, as for probe, when a length that is named is too long for the model,
-/// or when a text has too few tokens that need what the target wants recovered.
+/// or when a text has too few tokens that need the far past that the target is about.
 TuneReport tune(const std::shared_ptr<const Model>& model, const std::vector<std::string>& texts,
-                std::string_view check_text, const std::vector<NamedSpec>& candidates,
+                const std::vector<std::string>& check_texts, const std::vector<NamedSpec>& candidates,
                 const TuneOptions& options);
 
 }  // namespace lode

@@ -204,6 +204,13 @@ std::vector<Prompt> make_lessons(const Tokenizer& tokenizer, const std::vector<s
   return lessons;
 }
 
+std::vector<std::string> texts_of(const Tokenizer& tokenizer, const std::vector<Prompt>& lessons) {
+  std::vector<std::string> texts;
+  for (const Prompt& lesson : lessons)
+    texts.push_back(tokenizer.decode(std::span(lesson.tokens).subspan(tokenizer.prefix().size())));
+  return texts;
+}
+
 std::vector<std::string> doubts_about(const Tokenizer& tokenizer, const std::vector<std::string>& texts,
                                       std::int64_t wanted_tokens) {
   constexpr double kRepeated = 0.2, kFewSentences = 1.0 / 400;  // of bytes

@@ -31,6 +31,9 @@ struct LessonOptions {
 std::vector<Prompt> make_lessons(const Tokenizer& tokenizer, const std::vector<std::string>& texts,
                                  const LessonOptions& options);
 
+/// The documents' text without what the tokenizer puts in front, [prompts].
+std::vector<std::string> texts_of(const Tokenizer& tokenizer, const std::vector<Prompt>& lessons);
+
 /// What should be known of texts before hours are spent on them, a sentence each: that they are short for so
 /// many tokens, of one kind, repeat themselves, or have no sentences. Empty when nothing is.
 std::vector<std::string> doubts_about(const Tokenizer& tokenizer, const std::vector<std::string>& texts,
