@@ -356,6 +356,46 @@ TEST(Probe, DivergenceIsNothingWithAllKeysAndLessWithBetterOnes) {
   EXPECT_EQ(few.loss, probe(tiny_model(), some_text(), specs({"topk:k=8"}), small_probe()).rows[2].loss);
 }
 
+TEST(Probe, StepsOfTokensThatAreLookedIntoChangeNothing) {
+  ProbeOptions options = small_probe();
+  const ProbeReport dense = probe(tiny_model(), some_text(), specs({"topk:k=8"}), options);
+  options.measured = 2;  // so far apart that each is a step of its own
+  const ProbeReport apart = probe(tiny_model(), some_text(), specs({"topk:k=8"}), options);
+  options.errors_alone = true;
+  const ProbeReport errors = probe(tiny_model(), some_text(), specs({"topk:k=8"}), options);
+  for (std::size_t row = 0; row < dense.rows.size(); ++row) {
+    EXPECT_NEAR(apart.rows[row].loss, dense.rows[row].loss, 1e-5);
+    EXPECT_EQ(errors.rows[row].loss, apart.rows[row].loss);
+    ASSERT_EQ(errors.rows[row].heads.size(), apart.rows[row].heads.size());
+    for (std::size_t h = 0; h < errors.rows[row].heads.size(); ++h) {
+      const HeadMeasure &alone = errors.rows[row].heads[h], &all = apart.rows[row].heads[h];
+      EXPECT_EQ(alone.error, all.error);
+      EXPECT_EQ(alone.density, all.density);
+      EXPECT_EQ(alone.read, all.read);
+      EXPECT_GT(all.mass, 0);
+      EXPECT_EQ(alone.mass, 0);
+    }
+  }
+  EXPECT_NE(apart.rows[2].heads[0].error, dense.rows[2].heads[0].error) << "2 tokens are not 16";
+}
+
+TEST(Probe, LooksAtTokensThatNeedThePastWhereThereAreAny) {
+  ProbeOptions options = small_probe();
+  options.measured = 1000;
+  const ProbeReport all = probe(tiny_model(), some_text(), specs({"topk:k=2", "topk:k=100000"}), options);
+  options.of_far_past = true;
+  const ProbeReport far = probe(tiny_model(), some_text(), specs({"topk:k=2", "topk:k=100000"}), options);
+  ASSERT_GT(far.gap_tokens, 0);
+  ASSERT_LT(far.gap_tokens, options.last);
+  EXPECT_NE(far.rows[1].heads[0].error, all.rows[1].heads[0].error) << "fewer tokens are looked at";
+  EXPECT_NEAR(far.rows[2].loss, all.rows[2].loss, 1e-5);
+  options.gap = 1e9;
+  const ProbeReport none = probe(tiny_model(), some_text(), specs({"topk:k=2"}), options);
+  EXPECT_EQ(none.kept_tokens, 0);
+  EXPECT_FALSE(none.rows[2].kept);
+  EXPECT_EQ(none.rows[2].heads[0].error, all.rows[2].heads[0].error) << "then all are looked at";
+}
+
 TEST(Probe, KeysAndValuesInFewBitsCostWhatTheirTypeCosts) {
   ProbeOptions options = small_probe();
   EXPECT_FALSE(probe(tiny_model(), some_text(), {}, options).kv_error) << "of 32 bits nothing is said";

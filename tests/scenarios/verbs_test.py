@@ -272,6 +272,20 @@ class Tune(ProgramTest):
                                       f"plan:{self.folder / 'plan.json'}", "--window", "32", "--last", "64", "--json", "--quiet"))
         self.assertEqual(result.json()["results"][2]["density"], report["results"][1]["density"])
 
+    def test_documents_are_made_of_plain_texts(self):
+        root = pathlib.Path(__file__).resolve().parents[2]
+        plan = self.folder / "made.plan"
+        made = ("tune", "-m", root / "models/pocket", "-f", root / "demo/document.txt", "-o", plan, "--documents", "1", "--window", "63",
+                "--lengths", "none", "-a", "hash:budget=1/8", "--cost", "bytes", "--quiet", "--force")
+        report = self.assert_done(run(*made, "--tokens", "2k", "--json", timeout=120)).json()
+        self.assertEqual(report["target"], "at least 0.99 of the tokens that full attention finds in the far past")
+        full, _, streaming, _ = report["results"]
+        self.assertEqual((full["measured"], full["error"]), (1, None))
+        self.assertLess(streaming["measured"], 0.6, "questions need their far past")
+        self.assertNotEqual({spec for layer in report["plan"] for spec in layer}, {"full"})
+        self.assert_refused(run(*made, "--tokens", "64k"), "document of 65536", "(-f)")
+        self.assert_refused(run(*made, "--lessons", "off"), "--check", "--lessons is off")
+
     def test_nothing_to_lose_means_full(self):
         report = self.assert_done(self.tune("--target", "error=0.00001", "--json")).json()
         self.assertEqual({spec for layer in report["plan"] for spec in layer}, {"full"})

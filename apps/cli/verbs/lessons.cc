@@ -9,8 +9,9 @@
 
 namespace lode::cli {
 
-void add_lesson_flag(CLI::App& verb, LessonFlags& flags) {
-  verb.add_option(
+CLI::Option* add_lesson_flag(CLI::App& verb, LessonFlags& flags) {
+  return verb
+      .add_option(
           "--lessons", flags.lessons,
           "on: documents with facts, questions and copied passages, which need their far past, are made "
           "from the texts; off: the texts as they are, cut into prompts")

@@ -16,7 +16,7 @@ struct LessonFlags {
 /// Documents that are made where --prompts says nothing.
 inline constexpr std::int64_t kUsualLessons = 24;
 
-void add_lesson_flag(CLI::App& verb, LessonFlags& flags);
+CLI::Option* add_lesson_flag(CLI::App& verb, LessonFlags& flags);
 /// Doubts about the texts go to stderr before anything takes long, with the verb's name in front.
 std::vector<Prompt> read_lessons(const Model& model, const std::vector<std::string>& paths,
                                  const LessonOptions& options, bool quiet, std::string_view verb = "train");

@@ -17,11 +17,13 @@ struct TuneFlags {
   ModelFlags model;
   std::vector<std::string> texts, specs;
   std::string check, out, target, cost = "both", time_at, lengths, tokens = "16k";
-  LessonFlags lessons;
+  LessonFlags lessons = {.lessons = ""};
   std::int64_t documents = 6, last = 0;
   TuneOptions options;
   bool force = false;
 
+  /// Texts of the user's own are taken as they are where he has one to check on, unless --lessons says more.
+  bool makes_documents() const { return lessons.lessons.empty() ? check.empty() : lessons.on(); }
   /// A quarter as many as are chosen on.
   std::int64_t checked_on() const { return std::max<std::int64_t>(1, documents / 4); }
 };
@@ -84,7 +86,7 @@ void run(TuneFlags& flags) {
     if (spec.name == "plan")
       throw InputError(fmt::format("tune: expected methods to choose from, found the plan '{}'", spec.str()));
   }
-  const bool lessons = flags.lessons.on();
+  const bool lessons = flags.makes_documents();
   flags.options.target = TuneTarget::parse(!flags.target.empty() ? flags.target
                                            : lessons             ? "kept=0.99"
                                                                  : "agreement=0.99");
@@ -137,11 +139,11 @@ void add_tune(CLI::App& app) {
   add_model_flags(verb, flags->model, true);
   verb.add_option("-f,--file", flags->texts, "texts to choose on, like those of use; may be repeated")
       ->required();
-  verb.add_option(
-      "--check", flags->check,
-      "another text, on which the plan is checked; without it the end of the texts, where documents are made "
-      "of them");
-  add_lesson_flag(verb, flags->lessons);
+  verb.add_option("--check", flags->check,
+                  "another text, on which the plan is checked; without it documents are made of the texts, "
+                  "and of their end "
+                  "those to check on");
+  add_lesson_flag(verb, flags->lessons)->default_str("on; off with --check");
   verb.add_option("--tokens", flags->tokens,
                   "lengths of the documents that are made: those of use, e.g. 16k,128k");
   verb.add_option("--documents", flags->documents,
@@ -151,11 +153,13 @@ void add_tune(CLI::App& app) {
       ->required()
       ->check(output_file());
   add_force_flag(verb, flags->force);
-  verb.add_option("--target", flags->target,
-                  "error=E (relative output error), loss=NATS (a token), agreement=SHARE (of next tokens), "
-                  "kept=SHARE (of the tokens that full attention finds in the far past), "
-                  "recovered=SHARE (of what full attention predicts better than sink and window alone)")
-      ->default_str("kept=0.99; with --lessons off agreement=0.99");
+  verb.add_option(
+          "--target", flags->target,
+          "error=E (relative output error), loss=NATS (a token), agreement=SHARE (of next tokens), "
+          "kept=SHARE (of the tokens that full attention finds in the far past; 0.99 is the default where "
+          "documents are made), recovered=SHARE (of what full attention predicts better than sink and window "
+          "alone)")
+      ->default_str("agreement=0.99");
   verb.add_option("--cost", flags->cost,
                   "what the plan is to have little of: bytes, time (of a step on this device) or both");
   verb.add_option(
@@ -164,10 +168,11 @@ void add_tune(CLI::App& app) {
       "keys pays; without it: as many as the first text has");
   add_attention_flag(verb, flags->specs, false);
   verb.add_option("--last", flags->last,
-                  "tokens at the end of each text that are measured, 0 = the questions of a document, 2048 "
-                  "at most, or "
-                  "512 of a text as it is")
-      ->check(whole_number(0, 1'000'000));
+                  "tokens at the end of each text that are measured; without it 512, and of a document that "
+                  "is made its "
+                  "questions, 2048 at most")
+      ->check(whole_number(1, 1'000'000))
+      ->default_str("512");
   verb.add_option("--sink", flags->options.probe.dense.sink, "first tokens that every head attends")
       ->check(whole_number(0, 1'000'000));
   verb.add_option("--window", flags->options.probe.dense.window, "last tokens that every head attends")

@@ -61,10 +61,11 @@ double captured_mass(std::span<const float> scores, const std::vector<char>& att
 
 }  // namespace
 
-HeadProbe::HeadProbe(int layers, int query_heads, std::int64_t top, std::int64_t stride, bool errors_alone)
+HeadProbe::HeadProbe(int layers, int query_heads, std::int64_t top, std::vector<Position> positions,
+                     bool errors_alone)
     : query_heads_(query_heads),
       top_(top),
-      stride_(stride),
+      positions_(std::move(positions)),
       errors_alone_(errors_alone),
       sums_(static_cast<std::size_t>(layers * query_heads)) {}
 
@@ -83,7 +84,7 @@ void HeadProbe::look(const LayerGeometry& geometry, const QueryBlock& block, con
   check_cancel();
   std::vector<std::int64_t> tokens;  // of the block, that are looked at
   for (std::int64_t t = 0; t < block.tokens; ++t) {
-    if ((block.begin + t) % stride_ == 0) tokens.push_back(t);
+    if (std::binary_search(positions_.begin(), positions_.end(), block.begin + t)) tokens.push_back(t);
   }
   if (tokens.empty()) return;
   // Only these are attended fully, each as if decoded alone.

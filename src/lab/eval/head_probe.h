@@ -13,8 +13,9 @@ namespace lode {
 
 class HeadProbe {
  public:
-  /// Looks at query tokens whose position is a multiple of `stride`. errors_alone: see ProbeOptions.
-  HeadProbe(int layers, int query_heads, std::int64_t top, std::int64_t stride, bool errors_alone = false);
+  /// Looks at query tokens of these positions, which rise. errors_alone: see ProbeOptions.
+  HeadProbe(int layers, int query_heads, std::int64_t top, std::vector<Position> positions,
+            bool errors_alone = false);
   /// Hooks to give to a context; valid as long as this object.
   ForwardHooks hooks();
   /// Means per head of what was seen; layers that were dense are left out.
@@ -38,7 +39,8 @@ class HeadProbe {
                           std::pair<Position, Position> far, std::span<const float> output, Sums& sums) const;
 
   int query_heads_;
-  std::int64_t top_, stride_;
+  std::int64_t top_;
+  std::vector<Position> positions_;
   bool errors_alone_;
   std::vector<Sums> sums_;          // [L, Hq]
   std::vector<ErrorBound> bounds_;  // [L, Hkv], grown as keys come

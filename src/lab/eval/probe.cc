@@ -19,7 +19,8 @@ namespace {
 
 /// Tokens per forward pass of the measured end: keeps the logits of large vocabularies small.
 constexpr std::int64_t kStep = 64;
-/// Tokens that are looked into are steps of their own where they are so far apart: a GPU leaves such steps to the host.
+/// Tokens that are looked into are steps of their own where they are so far apart in the mean: a GPU leaves such steps to
+/// the host.
 constexpr std::int64_t kApart = 16;
 
 double log_sum_exp(std::span<const float> logits) {
@@ -92,10 +93,16 @@ class Probing {
                           .options = options_,
                           .row_of = row_of_};
     std::vector<Predictions> predictions;
+    std::vector<Position> looked_at = evenly_spread();
     for (std::size_t m = 0; m < specs_.size(); ++m) {
       report.rows.push_back({.attention = specs_[m].name});
-      predictions.push_back(
-          measure(context, methods[m], m == 0 ? nullptr : &predictions[0], report.rows.back()));
+      const Predictions* const exact = m == 0 ? nullptr : &predictions[0];
+      if (m == 1 && options_.of_far_past && options_.measured > 0) {
+        ProbeRow unseen;
+        looked_at = some_of(needing_past(*exact, measure(context, methods[m], exact, unseen, {})), looked_at);
+        context.roll_back(before);
+      }
+      predictions.push_back(measure(context, methods[m], exact, report.rows.back(), looked_at));
       context.roll_back(before);
       progress.at(before + static_cast<std::int64_t>(m + 1) * options_.last);
       if (m == 0) continue;  // what is compared is compared with the first two
@@ -118,34 +125,67 @@ class Probing {
     std::vector<double> norms;        // [last] log_sum_exp of each row of logits
   };
 
+  /// Positions of the last tokens that are looked at, rising; none where no head is.
+  std::vector<Position> evenly_spread() const {
+    std::vector<Position> positions;
+    if (options_.measured == 0) return positions;
+    const std::int64_t stride = std::max<std::int64_t>(1, options_.last / options_.measured);
+    for (std::int64_t at = std::ssize(tokens_) - 1 - options_.last; at < std::ssize(tokens_) - 1; ++at)
+      if (at % stride == 0) positions.push_back(static_cast<Position>(at));
+    return positions;
+  }
+  /// As many of the tokens, spread over them, or the others where there are none.
+  std::vector<Position> some_of(const std::vector<bool>& wanted, std::vector<Position> others) const {
+    std::vector<Position> all, some;
+    for (std::size_t i = 0; i < wanted.size(); ++i)
+      if (wanted[i])
+        all.push_back(static_cast<Position>(std::ssize(tokens_) - 1 - options_.last) +
+                      static_cast<Position>(i));
+    if (all.empty()) return others;
+    const std::size_t each =
+        std::max<std::size_t>(1, all.size() / static_cast<std::size_t>(options_.measured));
+    for (std::size_t i = 0; i < all.size(); i += each) some.push_back(all[i]);
+    return some;
+  }
+  /// Which of the last tokens full attention predicts better than sink and window alone by the gap.
+  std::vector<bool> needing_past(const Predictions& full, const Predictions& streaming) const {
+    std::vector<bool> needing(full.losses.size());
+    for (std::size_t i = 0; i < needing.size(); ++i)
+      needing[i] = streaming.losses[i] - full.losses[i] >= options_.gap;
+    return needing;
+  }
+
   struct Step {
     std::size_t tokens = 0;
     bool looked_into = false;
   };
-  /// The step that begins with a token; every `stride`-th one is looked into, if any is.
-  Step step_at(std::size_t begin, std::int64_t stride) const {
+  /// The step that begins with a token.
+  Step step_at(std::size_t begin, const std::vector<Position>& looked_at) const {
     const std::size_t most = std::min<std::size_t>(kStep, tokens_.size() - 1 - begin);
-    if (options_.measured == 0) return {.tokens = most};
-    if (stride < kApart) return {.tokens = most, .looked_into = true};
-    const std::size_t behind = begin % static_cast<std::size_t>(stride);
-    if (behind == 0) return {.tokens = 1, .looked_into = true};
-    return {.tokens = std::min(most, static_cast<std::size_t>(stride) - behind)};
+    if (looked_at.empty()) return {.tokens = most};
+    if (options_.last < kApart * std::ssize(looked_at)) return {.tokens = most, .looked_into = true};
+    auto next = std::lower_bound(looked_at.begin(), looked_at.end(), static_cast<Position>(begin));
+    std::size_t run = 0;
+    for (; next != looked_at.end() && run < most && *next == static_cast<Position>(begin + run); ++next)
+      ++run;
+    if (run > 0) return {.tokens = run, .looked_into = true};
+    if (next == looked_at.end()) return {.tokens = most};
+    return {.tokens = std::min(most, static_cast<std::size_t>(*next) - begin)};
   }
 
   /// Runs the last tokens under a method: what it predicts, and what its heads did. exact: full attention's,
-  /// null for itself.
-  Predictions measure(Context& context, MethodId method, const Predictions* exact, ProbeRow& row) const {
+  /// null for itself. looked_at: positions of the tokens whose heads are measured.
+  Predictions measure(Context& context, MethodId method, const Predictions* exact, ProbeRow& row,
+                      const std::vector<Position>& looked_at) const {
     const ModelConfig& config = model_->config();
-    const std::int64_t stride =
-        std::max<std::int64_t>(1, options_.last / std::max<std::int64_t>(1, options_.measured));
-    HeadProbe heads(config.layers, config.query_heads, options_.top, stride, options_.errors_alone);
+    HeadProbe heads(config.layers, config.query_heads, options_.top, looked_at, options_.errors_alone);
     const ForwardHooks hooks = heads.hooks();
     Predictions found;
     WorkReport work;
     const std::size_t first = tokens_.size() - static_cast<std::size_t>(options_.last) - 1;
     for (std::size_t begin = first, count = 0; begin + 1 < tokens_.size(); begin += count) {
       check_cancel();
-      const Step step = step_at(begin, stride);
+      const Step step = step_at(begin, looked_at);
       count = step.tokens;
       context.impl().hooks = step.looked_into ? &hooks : nullptr;
       // As tokens of an answer: each chooses its own keys, also where a method averages over questions.
@@ -218,8 +258,7 @@ class Probing {
   /// Agreement, and the recovered gap, over the tokens where full beats streaming clearly.
   void compare(const std::vector<Predictions>& predictions, ProbeReport& report) const {
     const std::vector<double>&full = predictions[0].losses, &streaming = predictions[1].losses;
-    std::vector<bool> needs_past(full.size());
-    for (std::size_t i = 0; i < full.size(); ++i) needs_past[i] = streaming[i] - full[i] >= options_.gap;
+    const std::vector<bool> needs_past = needing_past(predictions[0], predictions[1]);
     report.gap_tokens = std::count(needs_past.begin(), needs_past.end(), true);
     std::vector<bool> known = needs_past;
     for (std::size_t i = 0; i < known.size(); ++i) known[i] = known[i] && predictions[0].right[i] > 0;

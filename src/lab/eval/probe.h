@@ -25,6 +25,7 @@ struct ProbeOptions {
   std::int64_t top = 64;                          ///< the k of "recall of the top-k keys"
   std::int64_t measured =
       64;  ///< of the last tokens, how many are looked at head by head; 0: rows have no heads
+  bool of_far_past = false;  ///< those that are looked at are tokens that need the past, where there are any
   bool errors_alone =
       false;  ///< of each head density, read and error alone; recall, mass and bound, which need all scores, stay 0
   bool divergence = false;  ///< keeps full attention's predictions [last, vocab] in memory to compare with

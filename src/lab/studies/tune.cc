@@ -263,6 +263,7 @@ class Tuner {
     ProbeOptions options = options_.probe;
     options.title = step;
     options.errors_alone = true;
+    options.of_far_past = options_.target.of_far_past();
     return options;
   }
 
@@ -760,7 +761,7 @@ std::vector<std::string> usual_candidates(const Model& model) {
   const auto has = [&](const char* name) {
     return std::filesystem::exists(model.path() / (std::string(name) + ".safetensors"));
   };
-  add("kmeans:rope=on,probes=", {"4", "8", "16", "32", "64", "128"});
+  add("kmeans:rope=on,probes=", {"4", "8", "16", "32", "64", "128", "256"});
   if (has("saap")) add("saap:probes=", {"4", "8", "16", "32", "64"});
   if (has("hash")) add("hash:budget=", {"1/256", "1/128", "1/64", "1/32", "1/16", "1/8"});
   add("squeezed:sparsity=", {"0.95", "0.9", "0.8", "0.7"});
