@@ -53,6 +53,19 @@ TEST(Verdict, APlanIsComparedWithTheBestSingleMethod) {
   EXPECT_THAT(report.verdict(), AllOf(HasSubstr("25.0 %"), HasSubstr("topk, reads 40.0 %")));
 }
 
+TEST(Verdict, APlanThatMissesNamesTheSingleMethodThatDoesNot) {
+  TuneReport report =
+      report_of("kept=0.98", "topk:k=8",
+                {{.attention = "hash:budget=1/8", .measured = 0.99, .met = true, .density = 0.3}});
+  report.rows[1].met = false;
+  report.rows[1].density = 0.4;
+  EXPECT_THAT(report.verdict(), AllOf(HasSubstr("misses the target on other text (it reads 40.0 %"),
+                                      HasSubstr("hash:budget=1/8, which meets it there and reads 30.0 %"),
+                                      Not(HasSubstr("full attention is the better choice"))));
+  report.rows[3].met = false;
+  EXPECT_THAT(report.verdict(), HasSubstr("full attention is the better choice"));
+}
+
 TEST(Verdict, SinglesAreComparedAtThePlansOwnLoss) {
   TuneReport report = report_of("error=0.1", "topk:k=8",
                                 {{.attention = "hash:budget=64", .measured = 0.04, .density = 0.4},

@@ -63,6 +63,22 @@ TEST(Lessons, HaveTheirLengthAndEndWithQuestionsAboutTheirText) {
   EXPECT_EQ(text_of(make_lessons(tokenizer(), texts(), options)[1]), text_of(lessons[1])) << "of a seed";
 }
 
+TEST(Lessons, AsTextAreReadAsTheSameTokens) {
+  const std::vector<Prompt> lessons =
+      make_lessons(tokenizer(), texts(), {.tokens = 2048, .count = 3, .seed = 5});
+  const std::vector<std::string> plain = texts_of(tokenizer(), lessons);
+  ASSERT_EQ(plain.size(), lessons.size());
+  for (std::size_t i = 0; i < plain.size(); ++i)
+    EXPECT_EQ(tokenizer().encode(plain[i], Tokenizer::Bos::as_template), lessons[i].tokens);
+  std::string chinese;
+  for (int i = 0; i < 4000; ++i) chinese += "我们在早上读书。他们" + std::to_string(i) + "去了城市。";
+  for (const std::string& text :
+       texts_of(tokenizer(), make_lessons(tokenizer(), {chinese}, {.tokens = 2048, .count = 8}))) {
+    EXPECT_FALSE(text.ends_with("\xEF\xBF\xBD")) << "half a character";
+    EXPECT_LE(std::ssize(tokenizer().encode(text, Tokenizer::Bos::as_template)), 2048);
+  }
+}
+
 // What is tested on is no text that was trained on.
 TEST(Lessons, ThoseThatAreHeldOutAreMadeOfTheTextsEnd) {
   std::string early, late;

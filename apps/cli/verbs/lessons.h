@@ -17,8 +17,8 @@ struct LessonFlags {
 inline constexpr std::int64_t kUsualLessons = 24;
 
 CLI::Option* add_lesson_flag(CLI::App& verb, LessonFlags& flags);
-/// Doubts about the texts go to stderr before anything takes long, with the verb's name in front.
+/// Doubts about the texts go to stderr before anything takes long.
 std::vector<Prompt> read_lessons(const Model& model, const std::vector<std::string>& paths,
-                                 const LessonOptions& options, bool quiet, std::string_view verb = "train");
+                                 const LessonOptions& options, bool quiet);
 
 }  // namespace lode::cli

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "cli.h"
 #include "lessons.h"
 #include "lodestone/error.h"
@@ -22,34 +24,51 @@ struct TuneFlags {
   TuneOptions options;
   bool force = false;
 
-  /// Texts of the user's own are taken as they are where he has one to check on, unless --lessons says more.
+  /// With --check the texts are used unchanged, unless --lessons is on.
   bool makes_documents() const { return lessons.lessons.empty() ? check.empty() : lessons.on(); }
-  /// A quarter as many as are chosen on.
-  std::int64_t checked_on() const { return std::max<std::int64_t>(1, documents / 4); }
+  /// Half as many as are chosen on.
+  std::int64_t checked_on() const { return (documents + 1) / 2; }
 };
+
+/// The texts of -f; InputError when one is there twice, or is that of --check.
+std::vector<std::string> read_texts(const std::vector<std::string>& paths, std::string_view check = {}) {
+  std::vector<std::string> texts;
+  for (const std::string& path : paths) {
+    texts.push_back(read_text(path));
+    if (!check.empty() && texts.back() == check)
+      throw InputError("--check: expected another text than those of -f, found the same, '" + path + "'");
+    if (std::find(texts.begin(), texts.end() - 1, texts.back()) != texts.end() - 1)
+      throw InputError("-f: expected different texts, for the last ones are checked on, found '" + path +
+                       "' twice");
+  }
+  return texts;
+}
 
 /// What the plan is chosen on, and what it is checked on.
 struct Texts {
   std::vector<std::string> chosen_on, checked_on;
 };
 
+/// Seeds of facts and questions, other ones than the trainers': what an artefact has learned is not what it is checked on.
+constexpr std::uint64_t kSeed = 0x74756e65, kCheckSeed = 0x63686563;
+
 /// Documents of each length, those to check on from the end of the texts, or from --check.
 Texts make_documents(const TuneFlags& flags, const Model& model, std::span<const std::int64_t> lengths) {
+  const std::vector<std::string> own = read_texts(flags.texts);
+  const std::int64_t held_out = flags.check.empty() ? flags.checked_on() : 0;
   Texts made;
   for (const std::int64_t tokens : lengths) {
-    const bool apart = !flags.check.empty();
-    const std::int64_t held_out = apart ? 0 : flags.checked_on();
-    const auto read = [&](const std::vector<std::string>& paths, std::int64_t count, std::int64_t kept_back) {
-      return texts_of(model.tokenizer(),
-                      read_lessons(model, paths, {.tokens = tokens, .count = count, .held_out = kept_back},
-                                   flags.common.quiet, "tune"));
-    };
-    std::vector<std::string> documents = read(flags.texts, flags.documents + held_out, held_out);
+    LessonOptions options = {
+        .tokens = tokens, .count = flags.documents + held_out, .held_out = held_out, .seed = kSeed};
+    const std::vector<std::string> documents =
+        texts_of(model.tokenizer(), make_lessons(model.tokenizer(), own, options));
     const auto end = documents.begin() + flags.documents;
     made.chosen_on.insert(made.chosen_on.end(), documents.begin(), end);
     made.checked_on.insert(made.checked_on.end(), end, documents.end());
-    if (!apart) continue;
-    const std::vector<std::string> other = read({flags.check}, flags.checked_on(), 0);
+    if (flags.check.empty()) continue;
+    options = {.tokens = tokens, .count = flags.checked_on(), .seed = kCheckSeed, .given_by = "--check"};
+    const std::vector<std::string> other =
+        texts_of(model.tokenizer(), make_lessons(model.tokenizer(), {read_text(flags.check)}, options));
     made.checked_on.insert(made.checked_on.end(), other.begin(), other.end());
   }
   return made;
@@ -60,7 +79,7 @@ Texts read_as_they_are(const TuneFlags& flags) {
   if (flags.check.empty())
     throw InputError("tune: expected --check, another text to check the plan on, where --lessons is off");
   Texts texts = {.chosen_on = {}, .checked_on = {read_text(flags.check)}};
-  for (const std::string& path : flags.texts) texts.chosen_on.push_back(read_text(path));
+  texts.chosen_on = read_texts(flags.texts, texts.checked_on.front());
   const auto count = token_count(flags.model.model);
   for (std::size_t i = 0; i < flags.texts.size(); ++i)
     expect_tokens(count(texts.chosen_on[i]), flags.options.probe, flags.texts[i]);
@@ -68,11 +87,39 @@ Texts read_as_they_are(const TuneFlags& flags) {
   return texts;
 }
 
-/// As many of the last tokens as are questions in the shortest of the documents, up to 2,048.
+/// As many of the last tokens as are questions in the shortest of the documents, up to 1,024: a large vocabulary's
+/// predictions of as many are kept to compare with.
 std::int64_t usual_last(std::span<const std::int64_t> lengths) {
-  constexpr std::int64_t kMost = 2048, kHeader = 64;  // tokens in front of the first question
+  constexpr std::int64_t kMost = 1024, kHeader = 64;  // tokens in front of the first question
   const LessonOptions shortest = {.tokens = *std::min_element(lengths.begin(), lengths.end())};
   return std::min(kMost, shortest.question_tokens() - kHeader);
+}
+
+/// Which documents can be made for the model, and measured.
+void expect_lengths(const TuneFlags& flags, std::span<const std::int64_t> tokens, const ModelConfig& config) {
+  for (const std::int64_t length : tokens) {
+    expect_tokens(length, flags.options.probe, "--tokens");
+    if (length > config.max_positions)
+      throw InputError(fmt::format("--tokens: expected at most the model's {} positions, found {}",
+                                   config.max_positions, length));
+  }
+}
+
+/// The model and the texts; what is wrong with these is seen before anything takes long.
+std::shared_ptr<const Model> read_all(TuneFlags& flags, Texts& texts) {
+  const bool made = flags.makes_documents();
+  flags.options.target = TuneTarget::parse(!flags.target.empty() ? flags.target
+                                           : made                ? "kept=0.98"
+                                                                 : "agreement=0.99");
+  const std::vector<std::int64_t> tokens =
+      parse_counts(flags.tokens, "--tokens", LessonOptions::kFewestTokens, std::int64_t{1} << 30);
+  flags.options.probe.last = flags.last > 0 ? flags.last : made ? usual_last(tokens) : 512;
+  if (!made) texts = read_as_they_are(flags);
+  std::shared_ptr<const Model> model = load_model(flags.common, flags.model);
+  if (!made) return model;
+  expect_lengths(flags, tokens, model->config());
+  texts = make_documents(flags, *model, tokens);
+  return model;
 }
 
 void run(TuneFlags& flags) {
@@ -86,10 +133,6 @@ void run(TuneFlags& flags) {
     if (spec.name == "plan")
       throw InputError(fmt::format("tune: expected methods to choose from, found the plan '{}'", spec.str()));
   }
-  const bool lessons = flags.makes_documents();
-  flags.options.target = TuneTarget::parse(!flags.target.empty() ? flags.target
-                                           : lessons             ? "kept=0.99"
-                                                                 : "agreement=0.99");
   flags.options.cost = parse_tune_cost(flags.cost);
   if (!flags.time_at.empty())
     flags.options.time_at = parse_count(flags.time_at, "--time-at", 256, std::int64_t{1} << 30);
@@ -99,17 +142,8 @@ void run(TuneFlags& flags) {
     flags.options.lengths.emplace();
   else if (!flags.lengths.empty())
     flags.options.lengths = parse_counts(flags.lengths, "--lengths", 256, std::int64_t{1} << 30);
-  const std::string check = flags.check.empty() ? "" : read_text(flags.check);
-  for (const std::string& path : flags.texts)
-    if (!flags.check.empty() && read_text(path) == check)
-      throw InputError("--check: expected another text than those of -f, found the same, '" + path + "'");
-  const std::vector<std::int64_t> tokens =
-      parse_counts(flags.tokens, "--tokens", LessonOptions::kFewestTokens, std::int64_t{1} << 30);
-  flags.options.probe.last = flags.last > 0 ? flags.last : lessons ? usual_last(tokens) : 512;
   Texts texts;
-  if (!lessons) texts = read_as_they_are(flags);  // short texts are seen before the model is read
-  const auto model = load_model(flags.common, flags.model);
-  if (lessons) texts = make_documents(flags, *model, tokens);
+  const std::shared_ptr<const Model> model = read_all(flags, texts);
   std::vector<NamedSpec> candidates;
   for (const std::string& text : flags.specs.empty() ? usual_candidates(*model) : flags.specs)
     candidates.push_back({text, parse_spec(text)});
@@ -139,15 +173,15 @@ void add_tune(CLI::App& app) {
   add_model_flags(verb, flags->model, true);
   verb.add_option("-f,--file", flags->texts, "texts to choose on, like those of use; may be repeated")
       ->required();
-  verb.add_option("--check", flags->check,
-                  "another text, on which the plan is checked; without it documents are made of the texts, "
-                  "and of their end "
-                  "those to check on");
+  verb.add_option(
+      "--check", flags->check,
+      "another text, on which the plan is checked; without it documents are made of the texts, and "
+      "those to check on of their end");
   add_lesson_flag(verb, flags->lessons)->default_str("on; off with --check");
   verb.add_option("--tokens", flags->tokens,
                   "lengths of the documents that are made: those of use, e.g. 16k,128k");
   verb.add_option("--documents", flags->documents,
-                  "documents of each length to choose on; a quarter as many are checked on")
+                  "documents of each length to choose on; half as many are checked on")
       ->check(whole_number(1, 1'000'000));
   verb.add_option("-o,--output", flags->out, "the plan file, for -a plan:FILE")
       ->required()
@@ -156,23 +190,19 @@ void add_tune(CLI::App& app) {
   verb.add_option(
           "--target", flags->target,
           "error=E (relative output error), loss=NATS (a token), agreement=SHARE (of next tokens), "
-          "kept=SHARE (of the tokens that full attention finds in the far past; 0.99 is the default where "
-          "documents are made), recovered=SHARE (of what full attention predicts better than sink and window "
-          "alone)")
-      ->default_str("agreement=0.99");
+          "kept=SHARE (of the tokens that full attention finds in the far past and sink and window alone do "
+          "not) or recovered=SHARE (of what full attention predicts better than sink and window alone)")
+      ->default_str("kept=0.98; of texts as they are agreement=0.99");
   verb.add_option("--cost", flags->cost,
                   "what the plan is to have little of: bytes, time (of a step on this device) or both");
   verb.add_option(
       "--time-at", flags->time_at,
       "tokens of context at which methods are timed, e.g. 32k: as long as those of use, where choosing "
-      "keys pays; without it: as many as the first text has");
+      "keys pays; without it: as many as the longest text has");
   add_attention_flag(verb, flags->specs, false);
-  verb.add_option("--last", flags->last,
-                  "tokens at the end of each text that are measured; without it 512, and of a document that "
-                  "is made its "
-                  "questions, 2048 at most")
+  verb.add_option("--last", flags->last, "tokens at the end of each text that are measured")
       ->check(whole_number(1, 1'000'000))
-      ->default_str("512");
+      ->default_str("a document's questions, 1024 at most; 512 of texts as they are");
   verb.add_option("--sink", flags->options.probe.dense.sink, "first tokens that every head attends")
       ->check(whole_number(0, 1'000'000));
   verb.add_option("--window", flags->options.probe.dense.window, "last tokens that every head attends")

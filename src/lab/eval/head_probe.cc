@@ -103,10 +103,11 @@ void HeadProbe::look(const LayerGeometry& geometry, const QueryBlock& block, con
   }
   const auto heads = static_cast<std::size_t>(geometry.kv_heads);
   bounds_.resize(std::max(bounds_.size(), (static_cast<std::size_t>(geometry.layer) + 1) * heads));
-  geometry.pool->for_each(errors_alone_ ? 0 : geometry.kv_heads, [&](std::int64_t head, int) {
+  const auto extend = [&](std::int64_t head, int) {
     bounds_[static_cast<std::size_t>(geometry.layer) * heads + static_cast<std::size_t>(head)].extend(
         block.kv.heads[static_cast<std::size_t>(head)], block.begin + block.tokens);
-  });
+  };
+  if (!errors_alone_) geometry.pool->for_each(geometry.kv_heads, extend);
   const auto items = static_cast<std::int64_t>(tokens.size()) * geometry.kv_heads;
   std::vector<std::vector<Sums>> seen(static_cast<std::size_t>(items));
   geometry.pool->for_each(items, [&](std::int64_t item, int) {

@@ -32,8 +32,8 @@ class HeadProbe {
   std::vector<Sums> compare(const LayerGeometry& geometry, const QueryBlock& block,
                             const Selection& selection, const float* output, const float* exact,
                             std::int64_t token, int kv_head) const;
-  /// What needs the scores of a query's far keys [far_begin, far_end): recall, mass and bound. scores: [keys], of the query
-  /// q [d]; attended: [keys].
+  /// What needs a query's scores: recall, mass and bound. q: [d]; scores, attended: [keys]; far: [begin, end) of the
+  /// far keys.
   void add_score_measures(const LayerGeometry& geometry, int kv_head, std::span<const float> q,
                           std::span<const float> scores, const std::vector<char>& attended,
                           std::pair<Position, Position> far, std::span<const float> output, Sums& sums) const;

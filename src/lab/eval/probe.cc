@@ -19,8 +19,8 @@ namespace {
 
 /// Tokens per forward pass of the measured end: keeps the logits of large vocabularies small.
 constexpr std::int64_t kStep = 64;
-/// Tokens that are looked into are steps of their own where they are so far apart in the mean: a GPU leaves such steps to
-/// the host.
+/// Tokens that are looked into get steps of their own if they average at least so many apart, because a GPU leaves such
+/// steps to the host.
 constexpr std::int64_t kApart = 16;
 
 double log_sum_exp(std::span<const float> logits) {
@@ -93,14 +93,18 @@ class Probing {
                           .options = options_,
                           .row_of = row_of_};
     std::vector<Predictions> predictions;
-    std::vector<Position> looked_at = evenly_spread();
+    std::vector<Position> looked_at;  // nothing of full attention
     for (std::size_t m = 0; m < specs_.size(); ++m) {
       report.rows.push_back({.attention = specs_[m].name});
       const Predictions* const exact = m == 0 ? nullptr : &predictions[0];
-      if (m == 1 && options_.of_far_past && options_.measured > 0) {
-        ProbeRow unseen;
-        looked_at = some_of(needing_past(*exact, measure(context, methods[m], exact, unseen, {})), looked_at);
-        context.roll_back(before);
+      if (m == 1) {
+        looked_at = evenly_spread();
+        if (options_.of_far_past && options_.measured > 0) {
+          ProbeRow not_kept;
+          const Predictions streaming = measure(context, methods[m], exact, not_kept, {});
+          looked_at = some_of(needing_past(*exact, streaming), looked_at);
+          context.roll_back(before);
+        }
       }
       predictions.push_back(measure(context, methods[m], exact, report.rows.back(), looked_at));
       context.roll_back(before);
@@ -109,7 +113,8 @@ class Probing {
       compare(predictions, report);
       if (measured) measured(report);
     }
-    if (const DType type = context_options.kv_type; type == DType::q8 || type == DType::q4)
+    if (const DType type = context_options.kv_type;
+        options_.kv_error && (type == DType::q8 || type == DType::q4))
       report.kv_error = kv_error(context, context_options, before);
     return report;
   }
@@ -134,7 +139,7 @@ class Probing {
       if (at % stride == 0) positions.push_back(static_cast<Position>(at));
     return positions;
   }
-  /// As many of the tokens, spread over them, or the others where there are none.
+  /// Picks `measured` of the wanted tokens, evenly, or all if they are fewer; `others` if none is wanted.
   std::vector<Position> some_of(const std::vector<bool>& wanted, std::vector<Position> others) const {
     std::vector<Position> all, some;
     for (std::size_t i = 0; i < wanted.size(); ++i)
@@ -142,9 +147,8 @@ class Probing {
         all.push_back(static_cast<Position>(std::ssize(tokens_) - 1 - options_.last) +
                       static_cast<Position>(i));
     if (all.empty()) return others;
-    const std::size_t each =
-        std::max<std::size_t>(1, all.size() / static_cast<std::size_t>(options_.measured));
-    for (std::size_t i = 0; i < all.size(); i += each) some.push_back(all[i]);
+    const std::size_t count = std::min(all.size(), static_cast<std::size_t>(options_.measured));
+    for (std::size_t i = 0; i < count; ++i) some.push_back(all[i * all.size() / count]);
     return some;
   }
   /// Which of the last tokens full attention predicts better than sink and window alone by the gap.
@@ -260,9 +264,10 @@ class Probing {
     const std::vector<double>&full = predictions[0].losses, &streaming = predictions[1].losses;
     const std::vector<bool> needs_past = needing_past(predictions[0], predictions[1]);
     report.gap_tokens = std::count(needs_past.begin(), needs_past.end(), true);
-    std::vector<bool> known = needs_past;
-    for (std::size_t i = 0; i < known.size(); ++i) known[i] = known[i] && predictions[0].right[i] > 0;
-    report.kept_tokens = std::count(known.begin(), known.end(), true);
+    std::vector<bool> far(full.size());  // found there
+    for (std::size_t i = 0; i < far.size(); ++i)
+      far[i] = predictions[0].right[i] > 0 && predictions[1].right[i] == 0;
+    report.found_tokens = std::count(far.begin(), far.end(), true);
     const double gap = mean_where(streaming, needs_past) - mean_where(full, needs_past);
     for (std::size_t m = 0; m < report.rows.size(); ++m) {
       ProbeRow& row = report.rows[m];
@@ -277,7 +282,7 @@ class Probing {
       for (std::size_t i = 0; i < losses.size(); ++i)
         same.push_back(predictions[m].likeliest[i] == predictions[0].likeliest[i] ? 1.0 : 0.0);
       row.agreement = mean_where(same, std::vector<bool>(losses.size(), true));
-      if (report.kept_tokens > 0) row.kept = mean_where(predictions[m].right, known);
+      if (report.found_tokens > 0) row.kept = mean_where(predictions[m].right, far);
       if (report.gap_tokens > 0) row.recovered = (mean_where(streaming, needs_past) - row.gap_loss) / gap;
     }
   }
@@ -352,6 +357,7 @@ Json ProbeReport::json() const {
                  {"tokens", tokens},
                  {"last", options.last},
                  {"gap_tokens", gap_tokens},
+                 {"found_tokens", found_tokens},
                  {"gap", options.gap},
                  {"sink", options.dense.sink},
                  {"window", options.dense.window},

@@ -26,8 +26,9 @@ struct ProbeOptions {
   std::int64_t measured =
       64;  ///< of the last tokens, how many are looked at head by head; 0: rows have no heads
   bool of_far_past = false;  ///< those that are looked at are tokens that need the past, where there are any
-  bool errors_alone =
-      false;  ///< of each head density, read and error alone; recall, mass and bound, which need all scores, stay 0
+  /// Of each head density, read and error alone; recall, mass and bound, which need all scores, stay 0.
+  bool errors_alone = false;
+  bool kv_error = true;     ///< where keys and values are quantised: reads the text a second time, in 16 bits
   bool divergence = false;  ///< keeps full attention's predictions [last, vocab] in memory to compare with
   double gap = 0.5;  ///< nats by which full must beat streaming for a token to count as needing the past
   Progress::Mode progress = Progress::Mode::automatic;
@@ -54,8 +55,8 @@ struct ProbeRow {
   double gap_loss = 0;              ///< over the tokens that need the past; 0 when there are none
   std::optional<double> recovered;  ///< (streaming - this) / (streaming - full) over those tokens
   double agreement = 1;  ///< share of the last tokens whose likeliest next token is full attention's
-  /// Of the tokens that need the past and are full attention's likeliest ones, the share that are this row's, too; none
-  /// when there are none.
+  /// Of the tokens that full attention finds in the far past (they are its likeliest, and not those of sink and window
+  /// alone), the share that are this row's likeliest, too. No value when there are none.
   std::optional<double> kept;
   /// Kullback-Leibler divergence of the predictions from full attention's, nats per token, if asked for; over
   /// all of the last tokens, and over those that need the past.
@@ -79,8 +80,8 @@ struct KvError {
 struct ProbeReport {
   std::string model;
   std::int64_t tokens = 0;
-  std::int64_t gap_tokens = 0;   ///< of the last ones, those that need the past
-  std::int64_t kept_tokens = 0;  ///< of these, those that are full attention's likeliest
+  std::int64_t gap_tokens = 0;    ///< of the last ones, those that need the past
+  std::int64_t found_tokens = 0;  ///< of the last ones, those that full attention finds in the far past
   ProbeOptions options;
   std::vector<ProbeRow> rows;  ///< full, streaming, then the others in the order asked for
   /// The row of each spec asked for: those that are equal with the same sink and window share one.

@@ -104,16 +104,23 @@ std::map<std::string, double> step_times(const std::shared_ptr<const Model>& mod
   return times;
 }
 
+std::int64_t longest_of(const Tokenizer& tokenizer, const std::vector<std::string>& texts) {
+  std::int64_t most = 0;
+  for (const std::string& text : texts)
+    most = std::max(most, std::ssize(tokenizer.encode(text, Tokenizer::Bos::as_template)));
+  return most;
+}
+
 class Tuner {
  public:
-  /// told: the tokens of all texts that the target counts.
-  Tuner(const std::shared_ptr<const Model>& model, const std::vector<std::string>& texts, std::int64_t told,
-        const std::vector<NamedSpec>& candidates, const TuneOptions& options)
+  /// counted: tokens of all texts that the target counts.
+  Tuner(const std::shared_ptr<const Model>& model, const std::vector<std::string>& texts,
+        std::int64_t counted, const std::vector<NamedSpec>& candidates, const TuneOptions& options)
       : model_(model),
         texts_(texts),
         candidates_(candidates),
         options_(options),
-        target_(options.target.with_margin(told)) {}
+        target_(options.target.with_margin(counted)) {}
 
   /// Whether steps took long enough beside one another for time to count; choose() finds out.
   bool times_told() const { return times_told_; }
@@ -134,8 +141,8 @@ class Tuner {
       if (low == high) break;
     }
     for (const auto& [spec, measured] : alone_) {
-      Trial trial = single(choices, spec, measured);
-      if (target_.met_by(measured) && better(trial, best)) best = std::move(trial);
+      Trial trial = single(choices, spec, surely(measured));
+      if (target_.met_by(trial.measured) && better(trial, best)) best = std::move(trial);
     }
     return best.plan;
   }
@@ -146,6 +153,19 @@ class Tuner {
     double cost = 0;  ///< of its heads' choices, which is what plans are to have little of
     Plan plan;
   };
+
+  /// The mean over the texts, worse by as much as its standard error between them is more than the target's margin:
+  /// tokens of one wrong answer are lost together.
+  double surely(const std::vector<double>& measured) const {
+    const auto n = static_cast<double>(measured.size());
+    double mean = 0, squares = 0;
+    for (const double x : measured) mean += x / n;
+    for (const double x : measured) squares += (x - mean) * (x - mean);
+    if (measured.size() < 2) return mean;
+    const double margin = std::abs(target_.bound - options_.target.bound);
+    const double worse = std::max(0.0, std::sqrt(squares / (n - 1) / n) - margin);
+    return target_.more_is_better() ? mean - worse : mean + worse;
+  }
 
   bool better(const Trial& a, const Trial& b) const {
     const bool a_met = target_.met_by(a.measured), b_met = target_.met_by(b.measured);
@@ -163,7 +183,7 @@ class Tuner {
       for (std::size_t m = 1; m < report.rows.size(); ++m) {
         const ProbeRow& row = report.rows[m];
         const std::string spec = m == 1 ? "streaming" : spec_of(row.attention);
-        alone_[spec] += options_.target.measure(row, report.rows[0]) / static_cast<double>(texts_.size());
+        alone_[spec].push_back(options_.target.measure(row, report.rows[0]));
         auto& all = by_spec[spec];
         all.resize(heads, {.spec = spec});
         // Those that choose read it among themselves; exact layers have no part in it.
@@ -189,9 +209,8 @@ class Tuner {
   /// Costs as the options want them; `full` costs 1 of each.
   Choices with_times(Choices choices) {
     if (options_.cost == TuneCost::bytes) return choices;
-    const auto of_text = static_cast<std::int64_t>(
-        model_->tokenizer().encode(texts_.front(), Tokenizer::Bos::as_template).size());
-    const std::int64_t tokens = options_.time_at > 0 ? options_.time_at : of_text;
+    const std::int64_t tokens =
+        options_.time_at > 0 ? options_.time_at : longest_of(model_->tokenizer(), texts_);
     const std::map<std::string, double> times = step_times(model_, tokens, candidates_, options_);
     times_told_ = !times.empty();
     if (!times_told_) return choices;
@@ -264,6 +283,7 @@ class Tuner {
     options.title = step;
     options.errors_alone = true;
     options.of_far_past = options_.target.of_far_past();
+    options.kv_error = false;
     return options;
   }
 
@@ -332,7 +352,7 @@ class Tuner {
 
   /// What a plan loses, on average over the texts.
   struct Measured {
-    double target = 0;      ///< in the target's terms
+    double target = 0;      ///< in the target's terms, as surely() has it
     double divergence = 0;  ///< of the predictions from full attention's, if it was asked for
   };
 
@@ -353,14 +373,16 @@ class Tuner {
     for (const Plan& plan : plans) specs.push_back(files.add(plan));
     const double share = 1.0 / static_cast<double>(texts_.size());
     std::vector<Measured> all(plans.size());
+    std::vector<std::vector<double>> by_text(plans.size());
     for (const std::string& text : texts_) {
       const ProbeReport report = probe(model_, text, specs, options);
       for (std::size_t i = 0; i < all.size(); ++i) {
         const ProbeRow& row = report.rows[report.row_of[i]];
-        all[i].target += share * options_.target.measure(row, report.rows[0]);
+        by_text[i].push_back(options_.target.measure(row, report.rows[0]));
         all[i].divergence += share * options_.target.divergence(row);
       }
     }
+    for (std::size_t i = 0; i < all.size(); ++i) all[i].target = surely(by_text[i]);
     return all;
   }
 
@@ -370,7 +392,8 @@ class Tuner {
   const TuneOptions& options_;
   const TuneTarget target_;
   bool times_told_ = true;
-  std::map<std::string, double> alone_;  // what candidates give in all heads, in the target's terms, by spec
+  std::map<std::string, std::vector<double>>
+      alone_;  // what candidates give in all heads on each text, in the target's terms, by spec
 };
 
 /// Steps of all rows (full, the plan, streaming, the other specs), taking turns.
@@ -415,6 +438,7 @@ std::vector<TunedRow> check(const std::shared_ptr<const Model>& model, const std
   ProbeOptions probe_options = options.probe;
   probe_options.title = texts.size() == 1 ? "check text" : "check texts";
   probe_options.errors_alone = true;
+  probe_options.kv_error = false;
   if (options.target.of_far_past()) probe_options.measured = 0;  // outputs' errors are not told then
   std::vector<TunedRow> rows;
   std::int64_t tokens = 0;
@@ -469,15 +493,18 @@ std::int64_t check_far_past(const std::shared_ptr<const Model>& model, std::stri
   ProbeOptions probe_options = options.probe;
   probe_options.title = "far past";
   probe_options.measured = 0;
+  probe_options.kv_error = false;
   const ProbeReport report = probe(model, text, {}, probe_options);
   const bool kept = options.target.kind == TuneTarget::Kind::kept;
-  const std::int64_t found = kept ? report.kept_tokens : report.gap_tokens;
+  const std::int64_t found = kept ? report.found_tokens : report.gap_tokens;
   if (found >= kFewest) return found;
   throw InputError(
-      fmt::format("--target {}: {}: expected at least {} of the last {} tokens (--last) that full "
-                  "attention predicts {}better than sink and window alone by {} nats, found {}",
-                  options.target.name(), name, kFewest, options.probe.last, kept ? "rightly and " : "",
-                  options.probe.gap, found));
+      fmt::format("--target {}: {}: expected at least {} of the last {} tokens (--last) that full attention "
+                  "predicts {}, found {}",
+                  options.target.name(), name, kFewest, options.probe.last,
+                  kept ? "rightly and sink and window alone do not"
+                       : fmt::format("better than sink and window alone by {} nats", options.probe.gap),
+                  found));
 }
 
 /// How many heads each spec serves, as "12 x kmeans:probes=8, ...".
@@ -645,7 +672,8 @@ std::string TuneReport::verdict_of_full() const {
   if (nearest == nullptr) return text + "; name some with -a.";
   text += fmt::format(". On other text {} comes nearest, with {} {:.3g} at {:.1f} % of the bytes",
                       nearest->attention, target.name(), nearest->measured, 100 * nearest->density);
-  if (nearest->met) return text + ", and keeps it there; more or longer texts (-f, --last) may decide it.";
+  if (nearest->met)
+    return text + ", and keeps it there; more or longer texts (-f, --documents, --last) may decide it.";
   return text + fmt::format("; try --target {}={:.2g}, or methods that read more (-a).", target.name(),
                             target.looser_than(nearest->measured));
 }
@@ -664,18 +692,22 @@ std::string TuneReport::verdict_of_plan() const {
     return std::all_of(layer.begin(), layer.end(), [](const std::string& spec) { return spec == "full"; });
   };
   if (std::all_of(plan.heads.begin(), plan.heads.end(), is_full)) return verdict_of_full();
-  std::string text = plan_met()
-                         ? fmt::format("The plan reads {:.1f} % of the bytes", 100 * rows[1].density)
-                         : fmt::format(
-                               "The plan misses the target on other text (it reads {:.1f} % of the bytes): "
-                               "full attention is the better choice, or texts that are more like it",
-                               100 * rows[1].density);
   const TunedRow* single = best_single();
-  if (plan_met()) {
-    text += single == nullptr ? "; no single method meets the target"
-                              : fmt::format("; the best single method, {}, reads {:.1f} %", single->attention,
-                                            100 * single->density);
-  }
+  std::string text =
+      plan_met() ? fmt::format("The plan reads {:.1f} % of the bytes", 100 * rows[1].density)
+                 : fmt::format("The plan misses the target on other text (it reads {:.1f} % of the bytes)",
+                               100 * rows[1].density);
+  if (plan_met() && single != nullptr)
+    text +=
+        fmt::format("; the best single method, {}, reads {:.1f} %", single->attention, 100 * single->density);
+  else if (plan_met())
+    text += "; no single method meets the target";
+  else if (single != nullptr)
+    text += fmt::format(
+        ": {}, which meets it there and reads {:.1f} %, is the better choice, or more texts to choose on",
+        single->attention, 100 * single->density);
+  else
+    text += ": full attention is the better choice, or texts that are more like it";
   const Timing* first = nullptr;
   for (const Timing& t : timings)
     if (first == nullptr && t.plan_ms < t.full_ms) first = &t;
@@ -773,13 +805,13 @@ TuneReport tune(const std::shared_ptr<const Model>& model, const std::vector<std
                 const TuneOptions& options) {
   LODE_ASSERT(!texts.empty() && !check_texts.empty());
   check_lengths(*model, options);
-  std::int64_t told = 0;
+  std::int64_t counted = 0;
   for (std::size_t i = 0; i < texts.size(); ++i)
-    told += check_far_past(model, texts[i], fmt::format("text {} to choose on", i + 1), options);
+    counted += check_far_past(model, texts[i], fmt::format("text {} to choose on", i + 1), options);
   for (const std::string& text : check_texts) check_far_past(model, text, "a text to check on", options);
   TuneReport report = {
       .model = model->path().string(), .target = options.target, .plan = {}, .rows = {}, .timings = {}};
-  Tuner tuner(model, texts, told, candidates, options);
+  Tuner tuner(model, texts, counted, candidates, options);
   report.plan = tuner.choose();
   report.times_told = tuner.times_told();
   if (options.on_plan) options.on_plan(report.plan);

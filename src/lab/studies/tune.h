@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The chooser: which method and parameters each KV head needs so that the fewest bytes are read within a
-// bound on what is lost against full attention. Found on some texts, checked on another.
+// bound on what is lost against full attention. Found on some texts, checked on others.
 #pragma once
 
 #include <functional>

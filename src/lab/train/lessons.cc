@@ -182,16 +182,18 @@ std::vector<Prompt> make_lessons(const Tokenizer& tokenizer, const std::vector<s
   const double share =
       static_cast<double>(options.held_out) / static_cast<double>(std::max<std::int64_t>(1, options.count));
   const Split parts = split(texts, options.held_out > 0 ? std::max(share, 0.1) : 0.0);
-  const auto expect_enough = [&](const std::string& text, const char* what) {
+  const auto expect_enough = [&](const std::string& text, std::string_view what) {
     const std::int64_t found = about_tokens(tokenizer, text);
     if (found >= options.tokens) return;
     throw InputError(fmt::format(
         "expected at least {} tokens of text {}, so that no document of {} repeats itself, found about {}: "
-        "give more text (-f), or shorter documents (--tokens)",
-        options.tokens, what, options.tokens, found));
+        "give more text ({}), or shorter documents (--tokens)",
+        options.tokens, what, options.tokens, found, options.given_by));
   };
-  expect_enough(parts.trained, "to train on");
-  if (options.held_out > 0) expect_enough(parts.held_out, "held out for the test, the last tenth");
+  expect_enough(parts.trained, "to make documents of");
+  if (options.held_out > 0)
+    expect_enough(parts.held_out,
+                  fmt::format("held out for the test, the last {:.0f} %", 100 * std::max(share, 0.1)));
   const Haystack trained(parts.trained, make_meter(tokenizer));
   std::optional<Haystack> held_out;
   if (options.held_out > 0) held_out.emplace(parts.held_out, make_meter(tokenizer));
@@ -205,9 +207,12 @@ std::vector<Prompt> make_lessons(const Tokenizer& tokenizer, const std::vector<s
 }
 
 std::vector<std::string> texts_of(const Tokenizer& tokenizer, const std::vector<Prompt>& lessons) {
+  constexpr std::string_view kCut = "\xEF\xBF\xBD";  // what half a character is decoded to
   std::vector<std::string> texts;
-  for (const Prompt& lesson : lessons)
+  for (const Prompt& lesson : lessons) {
     texts.push_back(tokenizer.decode(std::span(lesson.tokens).subspan(tokenizer.prefix().size())));
+    while (texts.back().ends_with(kCut)) texts.back().resize(texts.back().size() - kCut.size());
+  }
   return texts;
 }
 

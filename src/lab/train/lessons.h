@@ -20,6 +20,7 @@ struct LessonOptions {
   std::int64_t count = 24;      ///< documents
   std::int64_t held_out = 0;    ///< of them, the last ones: made from the end of the texts alone
   std::uint64_t seed = 0;
+  std::string_view given_by = "-f";  ///< the flag that gave the texts, for errors
 
   static constexpr std::int64_t kFewestTokens = 2048;
   /// Tokens at a document's end that questions take, about.
@@ -31,7 +32,8 @@ struct LessonOptions {
 std::vector<Prompt> make_lessons(const Tokenizer& tokenizer, const std::vector<std::string>& texts,
                                  const LessonOptions& options);
 
-/// The documents' text without what the tokenizer puts in front, [prompts].
+/// The documents' text without what the tokenizer puts in front, [prompts]; a character that the last token cut is left
+/// out.
 std::vector<std::string> texts_of(const Tokenizer& tokenizer, const std::vector<Prompt>& lessons);
 
 /// What should be known of texts before hours are spent on them, a sentence each: that they are short for so
