@@ -52,21 +52,28 @@ struct Texts {
 /// Seeds of facts and questions, other ones than the trainers': what an artefact has learned is not what it is checked on.
 constexpr std::uint64_t kSeed = 0x74756e65, kCheckSeed = 0x63686563;
 
-/// Documents of each length, those to check on from the end of the texts, or from --check.
+/// Documents of each length, those to check on from the end of the texts, or from --check. Few passages come back, and short
+/// ones: every token counts, and one passage of 32 words has as many as ten answers.
 Texts make_documents(const TuneFlags& flags, const Model& model, std::span<const std::int64_t> lengths) {
   const std::vector<std::string> own = read_texts(flags.texts);
   const std::int64_t held_out = flags.check.empty() ? flags.checked_on() : 0;
   Texts made;
   for (const std::int64_t tokens : lengths) {
-    LessonOptions options = {
-        .tokens = tokens, .count = flags.documents + held_out, .held_out = held_out, .seed = kSeed};
+    LessonOptions options = {.tokens = tokens,
+                             .count = flags.documents + held_out,
+                             .held_out = held_out,
+                             .seed = kSeed,
+                             .copies_of_ten = 1,
+                             .copied_words = 8};
     const std::vector<std::string> documents =
         texts_of(model.tokenizer(), make_lessons(model.tokenizer(), own, options));
     const auto end = documents.begin() + flags.documents;
     made.chosen_on.insert(made.chosen_on.end(), documents.begin(), end);
     made.checked_on.insert(made.checked_on.end(), end, documents.end());
     if (flags.check.empty()) continue;
-    options = {.tokens = tokens, .count = flags.checked_on(), .seed = kCheckSeed, .given_by = "--check"};
+    options.count = flags.checked_on();
+    options.seed = kCheckSeed;
+    options.given_by = "--check";
     const std::vector<std::string> other =
         texts_of(model.tokenizer(), make_lessons(model.tokenizer(), {read_text(flags.check)}, options));
     made.checked_on.insert(made.checked_on.end(), other.begin(), other.end());

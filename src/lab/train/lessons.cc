@@ -20,8 +20,6 @@ namespace lode {
 namespace {
 
 constexpr std::int64_t kTokensPerQuestion = 4096;  // and task: what fills the room for questions
-constexpr int kCopiesOfTen = 3;                    // of ten things at a document's end
-constexpr std::int64_t kCopiedWords = 32;
 
 std::size_t at(std::int64_t i) {
   return static_cast<std::size_t>(i);
@@ -71,7 +69,7 @@ Split split(const std::vector<std::string>& texts, double held_out) {
 /// Passages of a text that come back word for word.
 class Copies {
  public:
-  Copies(std::string_view text, Rng& rng) : text_(text), rng_(rng) {
+  Copies(std::string_view text, std::int64_t words, Rng& rng) : text_(text), most_words_(words), rng_(rng) {
     for (std::size_t i = 1; i + 1 < text.size(); ++i)
       if (is_sentence_gap(text, i)) gaps_.push_back(i);
     if (gaps_.size() >= kFewestGaps) return;
@@ -85,7 +83,7 @@ class Copies {
     std::size_t gap = rng_.below(gaps_.size() - 1);
     const std::size_t begin = gaps_[gap] + 1;
     std::size_t end = begin;
-    for (; gap < gaps_.size() && words(begin, end) < kCopiedWords && gaps_[gap] < begin + kMost; ++gap)
+    for (; gap < gaps_.size() && words(begin, end) < most_words_ && gaps_[gap] < begin + kMost; ++gap)
       end = std::max(end, gaps_[gap]);
     return std::string(text_.substr(begin, end - begin));
   }
@@ -97,19 +95,20 @@ class Copies {
                       text_.begin() + static_cast<std::ptrdiff_t>(end), ' ');
   }
   std::string_view text_;
+  std::int64_t most_words_;
   Rng& rng_;
   std::vector<std::size_t> gaps_;
 };
 
 /// A document's end: questions with their answers and copied passages in turn, up to `room` tokens.
 std::string ending(const std::vector<Sample>& asked, const PromptForm& form, const Haystack& haystack,
-                   std::int64_t room, Rng& rng) {
+                   const LessonOptions& options, std::int64_t room, Rng& rng) {
   std::string text = form.header;
-  Copies copies(*asked.front().context, rng);
+  Copies copies(*asked.front().context, options.copied_words, rng);
   std::size_t next = 0;
   for (std::int64_t used = haystack.meter().count(text); used < room;) {
     std::string one;
-    if (next == asked.size() || static_cast<int>(rng.below(10)) < kCopiesOfTen) {
+    if (next == asked.size() || static_cast<int>(rng.below(10)) < options.copies_of_ten) {
       one = copies.draw();
       if (one.empty() && next == asked.size()) break;
     } else {
@@ -138,7 +137,8 @@ Prompt make_lesson(const Tokenizer& tokenizer, const Haystack& haystack, const L
   make_samples(task, language, haystack, [&](const Sample& sample, bool) { asked.push_back(sample); });
   Rng rng(hash_seed(task.seed, 1));
   shuffle(asked, rng);
-  const std::string text = *asked.front().context + ending(asked, language.prompt(), haystack, 2 * room, rng);
+  const std::string text =
+      *asked.front().context + ending(asked, language.prompt(), haystack, options, 2 * room, rng);
   const std::vector<TokenId> plain = tokenizer.encode(text, Tokenizer::Bos::none);
   const std::span<const TokenId> front = tokenizer.prefix();
   Prompt lesson = {fmt::format("lesson {}", index + 1), {front.begin(), front.end()}};

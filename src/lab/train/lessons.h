@@ -20,6 +20,9 @@ struct LessonOptions {
   std::int64_t count = 24;      ///< documents
   std::int64_t held_out = 0;    ///< of them, the last ones: made from the end of the texts alone
   std::uint64_t seed = 0;
+  int copies_of_ten =
+      3;  ///< of ten things at a document's end so many are passages of it, the others questions
+  std::int64_t copied_words = 32;    ///< of a passage, about
   std::string_view given_by = "-f";  ///< the flag that gave the texts, for errors
 
   static constexpr std::int64_t kFewestTokens = 2048;
