@@ -208,15 +208,17 @@ double HashHead::head_loss(Matrix<float> z, std::span<const std::uint8_t> labels
   return sum;
 }
 
+void expect_number(double loss) {
+  if (std::isfinite(loss)) return;
+  throw RunError(fmt::format("training left the range of numbers (loss {}): a lower --rate may help", loss));
+}
+
 double HashHead::step(const HashExamples& examples, double class1_weight, double rate_scale) {
   for (auto* functions : {&queries_, &keys_}) {
     for (HashFunction& function : *functions) function.module().zero_gradients();
   }
   const double value = loss(examples, class1_weight);
-  if (!std::isfinite(value)) {
-    throw RunError(
-        fmt::format("training left the range of numbers (loss {}): a lower --rate may help", value));
-  }
+  expect_number(value);
   for (auto* functions : {&queries_, &keys_}) {
     for (HashFunction& function : *functions) function.adam().step(rate_scale);
   }

@@ -65,6 +65,9 @@ struct HashExamples {
   std::vector<std::vector<std::uint8_t>> labels;  // [G][tokens, keys] of Label
 };
 
+/// RunError when a loss is no number.
+void expect_number(double loss);
+
 class HashHead {
  public:
   struct Shape {
