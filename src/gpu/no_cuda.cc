@@ -6,6 +6,7 @@
 #include "gpu/document_bytes.h"
 #include "gpu/index/context_keys.h"
 #include "gpu/layers/states_of.h"
+#include "gpu/train/hash.h"
 #include "gpu/train/saap.h"
 #include "lodestone/error.h"
 
@@ -86,6 +87,15 @@ double gpu_matrix_rate(std::int64_t) {
 }
 
 std::unique_ptr<GpuSaapTraining> make_gpu_saap_training(bool) {
+  throw RunError(kWhy);
+}
+
+GpuHashBytes gpu_hash_bytes(const GpuHashShape&, const GpuHashSizes&) {
+  throw RunError(kWhy);
+}
+
+std::unique_ptr<GpuHashTraining> make_gpu_hash_training(const GpuHashShape&, const GpuHashSizes&,
+                                                        std::int64_t) {
   throw RunError(kWhy);
 }
 

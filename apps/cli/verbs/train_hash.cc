@@ -181,10 +181,19 @@ void run(const TrainHashFlags& flags) {
   options.chunk = flags.chunk;
   for (const Prompt& prompt : prompts)
     options.max_tokens = std::max(options.max_tokens, std::ssize(prompt.tokens));
+  const auto say = [&](const std::string& sentence) {
+    if (!flags.common.quiet) std::cerr << "train hash: " << sentence << "\n";
+  };
+  if (options.device == Device::cuda && options.gpu_memory > 0)
+    say("--gpu-memory bounds weights, keys and values while texts are read; the steps take GPU memory of "
+        "their "
+        "own");
   HashResult result;
   resumable(
       checkpoint, [&] { return std::filesystem::exists(checkpoint); },
-      [&] { result = train_hash(model, options, settings, prompts, checkpoint, flags.common.progress()); });
+      [&] {
+        result = train_hash(model, options, settings, prompts, checkpoint, flags.common.progress(), say);
+      });
   Json made = settings.json(), heads = Json::array();
   made["from"] = settings.from.filename().string();  // folders are this machine's
   made["texts"] = flags.texts.size();

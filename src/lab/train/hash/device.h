@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who takes the optimiser's steps of HashAttention's functions: the CPU, heads side by side on the pool's
-// threads.
+// threads; or a GPU. Both see the same draws; sums differ in their last bits.
 #pragma once
 
 #include <deque>
@@ -49,9 +49,15 @@ struct HashWork {
   const KvStore& kv;
   const Rope& rope;
   ThreadPool& pool;
-  std::deque<HashHead>& heads;  ///< [L, Hkv]
+  std::deque<HashHead>& heads;   ///< [L, Hkv]; the GPU takes them as they are at the first series
+  std::int64_t most_tokens = 0;  ///< of a prompt
 };
 
-std::unique_ptr<HashDevice> make_hash_device(const HashWork& work);
+/// `device` takes the steps, or, where a GPU has no room for those of one head, the host: `why_host` then
+/// says so in a sentence. `memory`: what the steps may take of a GPU, 0 = half of what is free once the longest
+/// prompt has its keys and values there; the bits do not depend on it. RunError when a GPU was asked for and
+/// there is none.
+std::unique_ptr<HashDevice> make_hash_device(Device device, const HashWork& work, std::string& why_host,
+                                             std::int64_t memory = 0);
 
 }  // namespace lode

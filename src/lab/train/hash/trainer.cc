@@ -25,7 +25,13 @@ constexpr std::int64_t kStartTokens = 2048;  // that the linear start is made fr
 
 class HashTrainer {
  public:
-  HashTrainer(const ModelConfig& config, const HashSettings& settings, Capture& capture, ThreadPool& pool);
+  /// `device` takes the steps of prompts of at most so many tokens.
+  HashTrainer(const ModelConfig& config, const HashSettings& settings, Capture& capture, ThreadPool& pool,
+              Device device, std::int64_t most_tokens);
+
+  /// Whether a GPU takes the steps; where one should and cannot, why_host() says why.
+  bool on_gpu() const { return device_asked_ == Device::cuda && why_host_.empty(); }
+  const std::string& why_host() const { return why_host_; }
 
   std::int64_t steps_of(const Prompt& prompt, std::int64_t chunk) const;
   void start(const Prompt& prompt);
@@ -61,12 +67,14 @@ class HashTrainer {
   std::vector<std::vector<Position>> drawn_;       // [steps][tokens] of the running prompt or chunk, rising
   std::vector<std::vector<StepQueries>> queries_;  // [steps][L] of those
   std::int64_t steps_done_ = 0, tokens_ = 0;
+  Device device_asked_;
+  std::string why_host_;
   std::unique_ptr<HashDevice> device_;
 };
 
 HashTrainer::HashTrainer(const ModelConfig& config, const HashSettings& settings, Capture& capture,
-                         ThreadPool& pool)
-    : config_(config), settings_(settings), capture_(capture), pool_(pool) {
+                         ThreadPool& pool, Device device, std::int64_t most_tokens)
+    : config_(config), settings_(settings), capture_(capture), pool_(pool), device_asked_(device) {
   expect_like_layers(config, "train hash");
   for (int layer = 0; layer < config.layers; ++layer) {
     for (int head = 0; head < config.kv_heads; ++head) {
@@ -82,12 +90,15 @@ HashTrainer::HashTrainer(const ModelConfig& config, const HashSettings& settings
   losses_.assign(heads_.size(), 0.0);
   queries_.assign(static_cast<std::size_t>(settings.steps),
                   std::vector<StepQueries>(static_cast<std::size_t>(config.layers)));
-  device_ = make_hash_device({.config = config,
+  device_ = make_hash_device(device,
+                             {.config = config,
                               .settings = settings,
                               .kv = capture.kv(),
                               .rope = capture.rope(),
                               .pool = pool,
-                              .heads = heads_});
+                              .heads = heads_,
+                              .most_tokens = most_tokens},
+                             why_host_);
 }
 
 std::int64_t HashTrainer::steps_of(const Prompt& prompt, std::int64_t chunk) const {
@@ -275,13 +286,14 @@ HashResult HashTrainer::result() {
 
 /// Changes with the model, the settings and every token.
 std::string run_of(const Model& model, const HashSettings& settings, const std::vector<Prompt>& prompts,
-                   const ContextOptions& options) {
+                   const ContextOptions& options, bool steps_on_gpu) {
   Hasher hasher;
   const std::string text = fmt::format("{} {} {} {}", model.fingerprint(), settings.json().dump(),
                                        options.chunk, name_of(options.kv_type));
   hasher.add(std::as_bytes(std::span(text)));
-  // Keys and queries of a GPU have other last bits; without its name, checkpoints of before stay good.
-  if (options.device == Device::cuda) hasher.add(std::as_bytes(std::span(std::string_view("cuda"))));
+  // Keys, queries and steps of a GPU have other last bits; without its name, checkpoints of before stay good.
+  const std::string_view device = options.device != Device::cuda ? "" : steps_on_gpu ? "cuda steps" : "cuda";
+  hasher.add(std::as_bytes(std::span(device)));
   if (const double factor = options.rope_factor.value_or(1.0); factor != 1.0)
     hasher.add(std::as_bytes(std::span(&factor, 1)));
   for (const Prompt& prompt : prompts) hasher.add(std::as_bytes(std::span(prompt.tokens)));
@@ -310,12 +322,16 @@ class CheckpointWriter {
 
 HashResult train_hash(const std::shared_ptr<const Model>& model, const ContextOptions& options,
                       const HashSettings& settings, const std::vector<Prompt>& prompts,
-                      const std::filesystem::path& checkpoint, Progress::Mode mode) {
+                      const std::filesystem::path& checkpoint, Progress::Mode mode,
+                      const std::function<void(const std::string&)>& say) {
   LODE_ASSERT(options.chunk > 0);
-  std::int64_t steps = 0, tokens = 0, read = 0;
-  for (const Prompt& prompt : prompts) tokens += std::ssize(prompt.tokens);
+  std::int64_t steps = 0, tokens = 0, read = 0, longest = 0;
+  for (const Prompt& prompt : prompts) {
+    tokens += std::ssize(prompt.tokens);
+    longest = std::max(longest, std::ssize(prompt.tokens));
+  }
   Capture capture(model, options);
-  HashTrainer trainer(model->config(), settings, capture, model->pool());
+  HashTrainer trainer(model->config(), settings, capture, model->pool(), options.device, longest);
   for (const Prompt& prompt : prompts) steps += trainer.steps_of(prompt, options.chunk);
   if (steps == 0) {
     throw InputError(
@@ -323,7 +339,8 @@ HashResult train_hash(const std::shared_ptr<const Model>& model, const ContextOp
                     "and window, found {} in all",
                     settings.dense.sink + settings.dense.window + 2 * settings.top, tokens));
   }
-  const std::string run = run_of(*model, settings, prompts, options);
+  if (!trainer.why_host().empty() && say) say(trainer.why_host());
+  const std::string run = run_of(*model, settings, prompts, options, trainer.on_gpu());
   std::int64_t done = 0;
   if (!checkpoint.empty() && std::filesystem::exists(checkpoint)) {
     const Checkpoint state = Checkpoint::read(checkpoint);
