@@ -184,10 +184,6 @@ void run(const TrainHashFlags& flags) {
   const auto say = [&](const std::string& sentence) {
     if (!flags.common.quiet) std::cerr << "train hash: " << sentence << "\n";
   };
-  if (options.device == Device::cuda && options.gpu_memory > 0)
-    say("--gpu-memory bounds weights, keys and values while texts are read; the steps take GPU memory of "
-        "their "
-        "own");
   HashResult result;
   resumable(
       checkpoint, [&] { return std::filesystem::exists(checkpoint); },

@@ -340,6 +340,8 @@ HashResult train_hash(const std::shared_ptr<const Model>& model, const ContextOp
                     settings.dense.sink + settings.dense.window + 2 * settings.top, tokens));
   }
   if (!trainer.why_host().empty() && say) say(trainer.why_host());
+  if (trainer.on_gpu() && options.gpu_memory > 0 && say)
+    say("--gpu-memory bounds weights, keys and values while texts are read, and not what the steps take");
   const std::string run = run_of(*model, settings, prompts, options, trainer.on_gpu());
   std::int64_t done = 0;
   if (!checkpoint.empty() && std::filesystem::exists(checkpoint)) {

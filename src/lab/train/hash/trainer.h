@@ -40,7 +40,8 @@ struct HashResult {
 /// Reads the prompts in order. After each one, what has been reached is written to `checkpoint`, unless that
 /// is empty; a run that finds one goes on from there, to the same bits. InputError when it belongs to other
 /// settings, model, device or prompts, or when no prompt is long enough to have far keys. A GPU that reads the
-/// prompts takes the steps, too; where its memory is too small for them, the host does, and `say` is told so.
+/// prompts takes the steps, too. `say` is told, for people, where its memory is too small for them and the host
+/// takes them, and that `options.gpu_memory` does not bound them.
 HashResult train_hash(const std::shared_ptr<const Model>& model, const ContextOptions& options,
                       const HashSettings& settings, const std::vector<Prompt>& prompts,
                       const std::filesystem::path& checkpoint, Progress::Mode progress,
