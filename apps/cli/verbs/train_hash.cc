@@ -197,6 +197,7 @@ void run(const TrainHashFlags& flags) {
   made.update(trained_on(model, options, prompts));
   made["tokens"] = result.tokens;
   made["head_steps"] = result.steps;
+  made["steps_on"] = result.steps_on_gpu ? "cuda" : "cpu";
   check_output(flags, checkpoint);
   write_hash_weights(flags.output, result.layers, model->fingerprint(), {{"training", made.dump()}});
   std::filesystem::remove(checkpoint);

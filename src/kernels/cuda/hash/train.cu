@@ -164,8 +164,8 @@ __global__ void label_kernel(const HashMarks marks, const HashQueries queries, c
 
 __global__ void gather_kernel(const HashGather g, float* x) {
   const std::int64_t head = blockIdx.y;
-  const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x), width = static_cast<int>(g.width);
-  const int row = i / width, col = i % width, half = static_cast<int>(g.head_dim) / 2;
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x, row = i / g.width;
+  const int col = static_cast<int>(i % g.width), half = static_cast<int>(g.head_dim) / 2;
   if (row >= g.counts[head]) return;
   const float* from = g.inputs + (head * g.keys + g.listed[head * g.most + row]) * g.width;
   const float* turns = g.turns + head * g.head_dim;
@@ -186,11 +186,11 @@ __device__ __forceinline__ float sigmoid(float x) {
 __global__ void activate_kernel(HashActivation activation, const HashRows shape,
                                 const ManyMatrices<const float> bias, float* x, float* y) {
   const std::int64_t head = blockIdx.y / shape.functions, function = blockIdx.y % shape.functions;
-  const int i = static_cast<int>(blockIdx.x * kThreads + threadIdx.x), width = static_cast<int>(shape.width);
+  const std::int64_t i = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const std::int64_t rows = shape.counts != nullptr ? shape.counts[head] : shape.rows;
   if (i >= rows * shape.width) return;
   const std::int64_t at = blockIdx.y * shape.rows * shape.width + i;
-  const float in = x[at] + bias.data[head * bias.outer + function * bias.inner + i % width];
+  const float in = x[at] + bias.data[head * bias.outer + function * bias.inner + i % shape.width];
   x[at] = in;
   y[at] = activation == HashActivation::relu   ? (in < 0.0f ? 0.0f : in)  // a NaN stays one
           : activation == HashActivation::silu ? in * sigmoid(in)

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <deque>
 #include <future>
+#include <optional>
 
 #include "base/hash.h"
 #include "base/threads.h"
@@ -272,7 +273,8 @@ void HashTrainer::get(const Checkpoint& checkpoint, const std::string& where) {
 
 HashResult HashTrainer::result() {
   device_->store();
-  HashResult result = {.layers = {}, .heads = {}, .steps = steps_done_, .tokens = tokens_};
+  HashResult result = {
+      .layers = {}, .heads = {}, .steps = steps_done_, .tokens = tokens_, .steps_on_gpu = on_gpu()};
   for (std::size_t i = 0; i < heads_.size(); ++i) {
     const int layer = static_cast<int>(i) / config_.kv_heads, head = static_cast<int>(i) % config_.kv_heads;
     if (head == 0) result.layers.push_back({.scheme = settings_.scheme, .query = {}, .key = {}});
@@ -318,6 +320,36 @@ class CheckpointWriter {
   std::future<void> written_;
 };
 
+/// A window's layer has no far keys, and nobody hears its queries.
+void expect_far_keys_everywhere(const ModelConfig& config) {
+  for (int layer = 0; layer < config.layers; ++layer) {
+    if (config.plan.layer(layer).chooses()) continue;
+    throw InputError(fmt::format(
+        "train hash: expected a model whose layers all attend to the whole text, found layer {} with {}",
+        layer, config.plan.layer(layer).window > 0 ? "a sliding window" : "a recurrent state"));
+  }
+}
+
+/// What is left of an earlier run, and on which device it took its steps.
+struct EarlierRun {
+  std::optional<Checkpoint> state;
+  bool steps_on_gpu = false;
+};
+
+/// InputError when it is another run's: `on_host` and `on_gpu` name this one.
+EarlierRun find_earlier(const std::filesystem::path& checkpoint, const std::string& on_host,
+                        const std::string& on_gpu) {
+  if (checkpoint.empty() || !std::filesystem::exists(checkpoint)) return {};
+  EarlierRun earlier = {.state = Checkpoint::read(checkpoint)};
+  const std::string& run = earlier.state->notes["run"];
+  earlier.steps_on_gpu = run == on_gpu && on_gpu != on_host;
+  if (run == on_host || run == on_gpu) return earlier;
+  throw InputError(
+      checkpoint.string() +
+      ": expected the checkpoint of this model, these settings, texts and this --device, found another's: "
+      "remove it to start anew");
+}
+
 }  // namespace
 
 HashResult train_hash(const std::shared_ptr<const Model>& model, const ContextOptions& options,
@@ -325,13 +357,19 @@ HashResult train_hash(const std::shared_ptr<const Model>& model, const ContextOp
                       const std::filesystem::path& checkpoint, Progress::Mode mode,
                       const std::function<void(const std::string&)>& say) {
   LODE_ASSERT(options.chunk > 0);
+  expect_far_keys_everywhere(model->config());
   std::int64_t steps = 0, tokens = 0, read = 0, longest = 0;
   for (const Prompt& prompt : prompts) {
     tokens += std::ssize(prompt.tokens);
     longest = std::max(longest, std::ssize(prompt.tokens));
   }
   Capture capture(model, options);
-  HashTrainer trainer(model->config(), settings, capture, model->pool(), options.device, longest);
+  const std::string on_host = run_of(*model, settings, prompts, options, false),
+                    on_gpu = run_of(*model, settings, prompts, options, true);
+  const EarlierRun earlier = find_earlier(checkpoint, on_host, on_gpu);
+  const bool began_on_host = earlier.state && !earlier.steps_on_gpu;
+  HashTrainer trainer(model->config(), settings, capture, model->pool(),
+                      began_on_host ? Device::cpu : options.device, longest);
   for (const Prompt& prompt : prompts) steps += trainer.steps_of(prompt, options.chunk);
   if (steps == 0) {
     throw InputError(
@@ -342,18 +380,18 @@ HashResult train_hash(const std::shared_ptr<const Model>& model, const ContextOp
   if (!trainer.why_host().empty() && say) say(trainer.why_host());
   if (trainer.on_gpu() && options.gpu_memory > 0 && say)
     say("--gpu-memory bounds weights, keys and values while texts are read, and not what the steps take");
-  const std::string run = run_of(*model, settings, prompts, options, trainer.on_gpu());
+  if (began_on_host && options.device == Device::cuda && say)
+    say("the host takes the steps, as it did before the interruption");
+  if (earlier.steps_on_gpu && !trainer.on_gpu())
+    throw RunError(
+        fmt::format("{}: expected room on the GPU for its steps, which began there: {}. Free GPU memory and "
+                    "give the command again",
+                    checkpoint.string(), trainer.why_host()));
+  const std::string& run = trainer.on_gpu() ? on_gpu : on_host;
   std::int64_t done = 0;
-  if (!checkpoint.empty() && std::filesystem::exists(checkpoint)) {
-    const Checkpoint state = Checkpoint::read(checkpoint);
-    const auto found = state.notes.find("run");
-    if (found == state.notes.end() || found->second != run) {
-      throw InputError(checkpoint.string() +
-                       ": expected the checkpoint of this model, these settings and texts, found another's: "
-                       "remove it to start anew");
-    }
-    trainer.get(state, checkpoint.string());
-    done = std::min(state.number("prompts_done", checkpoint.string()), std::ssize(prompts));
+  if (earlier.state) {
+    trainer.get(*earlier.state, checkpoint.string());
+    done = std::min(earlier.state->number("prompts_done", checkpoint.string()), std::ssize(prompts));
   } else if (!settings.from.empty()) {
     trainer.start_from(model->fingerprint());
   } else if (settings.linear_start) {
@@ -368,6 +406,7 @@ HashResult train_hash(const std::shared_ptr<const Model>& model, const ContextOp
         trainer.learn(prompt, static_cast<std::uint64_t>(i), steps,
                       [&](std::int64_t at) { progress.at(read + at); });
         if (!checkpoint.empty()) {
+          writer.wait();  // so that no third copy of all functions is made
           Checkpoint state;
           trainer.put(state);
           state.notes["run"] = run;

@@ -35,12 +35,13 @@ struct HashResult {
   std::vector<HashWeights> layers;
   std::vector<HashHeadLoss> heads;
   std::int64_t steps = 0, tokens = 0;
+  bool steps_on_gpu = false;
 };
 
 /// Reads the prompts in order. After each one, what has been reached is written to `checkpoint`, unless that
 /// is empty; a run that finds one goes on from there, to the same bits. InputError when it belongs to other
 /// settings, model, device or prompts, or when no prompt is long enough to have far keys. A GPU that reads the
-/// prompts takes the steps, too. `say` is told, for people, where its memory is too small for them and the host
+/// prompts takes the steps, too; a run goes on where its steps began. `say` is told, for people, where its memory is too small for them and the host
 /// takes them, and that `options.gpu_memory` does not bound them.
 HashResult train_hash(const std::shared_ptr<const Model>& model, const ContextOptions& options,
                       const HashSettings& settings, const std::vector<Prompt>& prompts,
