@@ -20,7 +20,8 @@ extern const KernelTable kScalarKernels;
 #if defined(__x86_64__)
 extern const KernelTable kAvx2Kernels;
 extern const KernelTable kAvx512Kernels;
-const KernelTable& avx512bf16_kernels();  // only on a machine that has their instructions
+const KernelTable& avx512vnni_kernels();  // only on a machine that has their instructions
+const KernelTable& avx512bf16_kernels();  // the same
 const KernelTable& amx_kernels();         // only on a machine for which has_amx() holds
 #endif
 
@@ -36,8 +37,11 @@ bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
+bool has_avx512vnni() {
+  return has_avx512() && __builtin_cpu_supports("avx512vnni");
+}
 bool has_avx512bf16() {
-  return has_avx512() && __builtin_cpu_supports("avx512bf16");
+  return has_avx512vnni() && __builtin_cpu_supports("avx512bf16");
 }
 /// Tiles of bf16, the bf16 vectors that go with them, and the system's leave to use the tiles' 8 KiB of
 /// registers.
@@ -56,6 +60,7 @@ std::vector<const KernelTable*> find_supported() {
 #if defined(__x86_64__)
   if (has_avx2()) tables.push_back(&kAvx2Kernels);
   if (has_avx512()) tables.push_back(&kAvx512Kernels);
+  if (has_avx512vnni()) tables.push_back(&avx512vnni_kernels());
   if (has_avx512bf16()) tables.push_back(&avx512bf16_kernels());
   if (has_amx()) tables.push_back(&amx_kernels());
 #endif

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Contracts of the compute kernels: pure functions on views. One table of them per instruction set, each
 // compiled with its own flags; the best that the machine has is chosen once
-// (LODESTONE_ISA=scalar|avx2|avx512|avx512bf16|amx forces one).
+// (LODESTONE_ISA=scalar|avx2|avx512|avx512vnni|avx512bf16|amx forces one).
 #pragma once
 
 #include <cstdint>

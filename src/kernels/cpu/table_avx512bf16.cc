@@ -18,19 +18,19 @@
 
 namespace lode {
 
-extern const KernelTable kAvx512Kernels;
+const KernelTable& avx512vnni_kernels();
 
 namespace {
 
 void attend_run_bf16(const float* q, int queries, const KvRows& kv, std::int64_t begin, std::int64_t end,
                      const SoftmaxState& state) noexcept {
-  if (kv.type != DType::bf16) return kAvx512Kernels.attend_run(q, queries, kv, begin, end, state);
+  if (kv.type != DType::bf16) return avx512vnni_kernels().attend_run(q, queries, kv, begin, end, state);
   attend_bf16(q, queries, kv, RunRows{begin}, nullptr, end - begin, state);
 }
 void attend_rows_bf16(const float* q, int queries, const KvRows& kv, const Position* rows,
                       const float* log_weights, std::int64_t count, const SoftmaxState& state) noexcept {
   if (kv.type != DType::bf16)
-    return kAvx512Kernels.attend_rows(q, queries, kv, rows, log_weights, count, state);
+    return avx512vnni_kernels().attend_rows(q, queries, kv, rows, log_weights, count, state);
   attend_bf16(q, queries, kv, ListRows{rows}, log_weights, count, state);
 }
 
@@ -38,7 +38,7 @@ void attend_rows_bf16(const float* q, int queries, const KvRows& kv, const Posit
 
 const KernelTable& avx512bf16_kernels() {
   static const KernelTable table = [] {
-    KernelTable t = kAvx512Kernels;
+    KernelTable t = avx512vnni_kernels();
     t.name = "avx512bf16";
     t.attend_run = attend_run_bf16;
     t.attend_rows = attend_rows_bf16;
