@@ -53,8 +53,8 @@ inline bool fits_words(float peak) {
 struct QuadState {
   std::byte* q;  // [pieces, 2, kRegister], see pack_quads
   float* sums;   // [padded(d) / kRegister, kOutputs, G, kW], see quad_sums_at
-  float*
-      l_acc;  // [G, kW]: sums of the run, one per key modulo kW; that of key i in vector i / E, lane i % E of the query
+  /// [G, kW]: sums of the run, one per key modulo kW: that of key i in vector i / E, lane i % E of the query.
+  float* l_acc;
   std::int32_t* start;                // [kW]: what sums of scores begin with
   float *step, *top, *alpha, *scale;  // [kW]: of queries; maxima; factor of sums so far; of weights
 };
@@ -65,19 +65,16 @@ void pack_quads(const float* q /*[G, d]*/, const float* peaks, int there, int d,
   constexpr int kLanes = kW / G, kPiece = kRegister / G;
   const int columns = padded(d);
   const std::int64_t most = std::numeric_limits<std::int32_t>::max() / (128 * d);
-  const float limit =
-      most < 32639 ? static_cast<float>(most) : 32639.0f;  // no sum overflows; two signed bytes hold it
+  // No sum overflows, and two signed bytes hold it.
+  const float limit = most < 32639 ? static_cast<float>(most) : 32639.0f;
   for (int g = 0; g < G; ++g) {
     alignas(64) std::uint16_t words[kPaddedHeadDim];
     alignas(64) std::byte first[kPaddedHeadDim], second[kPaddedHeadDim];
     const float peak = g < there ? peaks[g] : 0.0f;
     const Vec inverse = set1(peak > 0.0f ? limit / peak : 0.0f);
     for (int c = 0; c < columns; c += kW) {
-      const int left = g < there ? d - c : 0;
-      store_words(words + c, load_first(q + (left > 0 ? std::int64_t{g} * d + c : 0), left < 0    ? 0
-                                                                                      : left < kW ? left
-                                                                                                  : kW) *
-                                 inverse);
+      const int n = g >= there || c >= d ? 0 : d - c < kW ? d - c : kW;
+      store_words(words + c, load_first(q + (n > 0 ? std::int64_t{g} * d + c : 0), n) * inverse);
     }
     std::uint32_t sum = 0;
     for (int c = 0; c < columns; ++c) sum += static_cast<std::uint32_t>(static_cast<std::int16_t>(words[c]));
