@@ -224,40 +224,52 @@ class Tuner {
     return choices;
   }
 
-  /// Squared errors times what such an error of that head does to the model's predictions: their divergence
-  /// where the head alone has its middle choice and all others attend everything, over its squared error
-  /// there.
+  /// Squared errors times what such an error of that method does to the model's predictions in that head: their divergence
+  /// where the head alone has the method's middle choice and all others attend everything, over its squared error there.
+  /// Methods differ: one that finds the right key and little else errs much and misleads little.
   Choices weighed(Choices choices) const {
     if (!options_.target.of_predictions()) return choices;
-    std::vector<std::size_t> heads;
     std::vector<Plan> plans;
-    std::vector<double> errors, weights;
+    std::vector<Need> needs;
     for (std::size_t head = 0; head < choices.size(); ++head) {
-      const Choice* middle = middle_of(choices[head]);
-      if (middle == nullptr) continue;
-      heads.push_back(head);
-      plans.push_back(all_full_but(choices, head, *middle));
-      errors.push_back(middle->squared_error);
+      for (auto& [method, own] : by_method(choices[head])) {
+        const Choice& middle = middle_of(own);
+        plans.push_back(all_full_but(choices, head, middle));
+        needs.push_back({.method = method, .choices = own, .squared_error = middle.squared_error});
+      }
     }
     ProbeOptions options = titled("heads one by one");
     options.divergence = true;
     const std::vector<Measured> measured = measure(plans, options);
-    for (std::size_t i = 0; i < heads.size(); ++i) weights.push_back(measured[i].divergence / errors[i]);
-    settle(weights);
-    for (std::size_t i = 0; i < heads.size(); ++i)
-      for (Choice& choice : choices[heads[i]]) choice.squared_error *= weights[i];
+    for (std::size_t i = 0; i < needs.size(); ++i)
+      needs[i].weight = measured[i].divergence / needs[i].squared_error;
+    settle(needs);
+    for (const Need& need : needs)
+      for (Choice* choice : need.choices) choice->squared_error *= need.weight;
     return choices;
   }
 
-  /// The one in the middle by its error among the choices that have any; null where none has.
-  static const Choice* middle_of(const std::vector<Choice>& choices) {
-    std::vector<const Choice*> inexact;
-    for (const Choice& choice : choices)
-      if (choice.squared_error > 0) inexact.push_back(&choice);
-    const auto middle = inexact.begin() + std::ssize(inexact) / 2;
-    std::nth_element(inexact.begin(), middle, inexact.end(),
+  /// A method in one head: its choices, and what their squared errors are to be multiplied by.
+  struct Need {
+    std::string method;
+    std::vector<Choice*> choices;
+    double squared_error = 0, weight = 0;  // of the middle choice
+  };
+
+  /// The choices of a head that have an error, by their method's name.
+  static std::map<std::string, std::vector<Choice*>> by_method(std::vector<Choice>& choices) {
+    std::map<std::string, std::vector<Choice*>> methods;
+    for (Choice& choice : choices)
+      if (choice.squared_error > 0) methods[choice.spec.substr(0, choice.spec.find(':'))].push_back(&choice);
+    return methods;
+  }
+
+  /// The one in the middle by its error.
+  static const Choice& middle_of(std::vector<Choice*> choices) {
+    const auto middle = choices.begin() + std::ssize(choices) / 2;
+    std::nth_element(choices.begin(), middle, choices.end(),
                      [](const Choice* a, const Choice* b) { return a->squared_error < b->squared_error; });
-    return inexact.empty() ? nullptr : *middle;
+    return **middle;
   }
 
   Plan all_full_but(const Choices& choices, std::size_t head, const Choice& choice) const {
@@ -266,16 +278,19 @@ class Tuner {
     return trial.plan;
   }
 
-  /// Half of the median at least, for the texts may not ask for what a head knows; one on average.
-  static void settle(std::vector<double>& weights) {
-    if (weights.empty()) return;
-    std::vector<double> sorted = weights;
-    std::sort(sorted.begin(), sorted.end());
-    const double least = 0.5 * sorted[sorted.size() / 2];
+  /// Half of the method's median at least, for the texts may not ask for what a head knows; one on average.
+  static void settle(std::vector<Need>& needs) {
+    std::map<std::string, std::vector<double>> of_method;
+    for (const Need& need : needs) of_method[need.method].push_back(need.weight);
     double sum = 0;
-    for (double& weight : weights) sum += weight = std::max(weight, least);
-    for (double& weight : weights)
-      weight = sum > 0 ? weight * static_cast<double>(weights.size()) / sum : 1.0;
+    for (Need& need : needs) {
+      std::vector<double>& weights = of_method[need.method];
+      std::sort(weights.begin(), weights.end());
+      need.weight = std::max(need.weight, 0.5 * weights[weights.size() / 2]);
+      sum += need.weight;
+    }
+    for (Need& need : needs)
+      need.weight = sum > 0 ? need.weight * static_cast<double>(needs.size()) / sum : 1.0;
   }
 
   ProbeOptions titled(const std::string& step) const {
