@@ -32,8 +32,8 @@ struct SoftmaxState {
 /// Kernels of one instruction set. All are noexcept, allocate nothing, never read past a row's end, and
 /// return the same bits for the same input whatever the alignment. Q rows are float32 and already scaled by
 /// 1/sqrt(d). A NaN in q, k or v reaches the output of that query; a score of -inf has weight 0; a score of
-/// +inf gives NaN. A query's result does not depend on which others share the call. attend_bf16-inl.h and
-/// attend_amx-inl.h round.
+/// +inf gives NaN. A query's result does not depend on which others share the call. attend_bf16-inl.h,
+/// attend_amx-inl.h and attend_q8-inl.h round.
 struct KernelTable {
   std::string_view name;
 

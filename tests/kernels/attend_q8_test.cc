@@ -120,6 +120,35 @@ TEST_P(AttendQ8, ThousandsOfTinyWeightsBesideALargeOne) {
   }
 }
 
+/// The same in texts of a period: values point one way in some of the rows and the other way in the rest.
+TEST_P(AttendQ8, TinyWeightsOfAPeriod) {
+  const int d = 64, n = 64;
+  for (const int period : {2, 3, 4, 8})
+    for (const float gap : {10.0f, 11.0f, 11.5f, 12.0f, 13.0f}) {
+      const RandomKv kv(DType::q8, n, d, [=](int part, std::int64_t row, int c) {
+        if (part == 0) return c == 0 && row == 0 ? gap : 0.0f;
+        return row == 0 ? 0.0f : row % period == 1 ? 1.0f : -1.0f;
+      });
+      std::vector<float> q(2 * d);
+      q[0] = q[d] = 1.0f;
+      expect_close(q, kv.view(), 2e-4);
+      ASSERT_FALSE(HasFatalFailure()) << "period " << period << " gap " << gap;
+    }
+}
+
+/// Codes of -128, which no store writes, but files may hold.
+TEST_P(AttendQ8, TheLeastCode) {
+  for (const int d : {64, 128, kMaxHeadDim}) {
+    const RandomKv kv(DType::q8, 70, d);
+    const std::vector<std::byte> codes(std::size_t{70} * d, std::byte{0x80});
+    KvRows rows = kv.view();
+    rows.k = rows.v = codes.data();
+    std::vector<float> q(std::size_t{2} * d, 1e-4f);
+    std::fill(q.begin() + d, q.end(), -1e-4f);
+    expect_close(q, rows, 5e-5);
+  }
+}
+
 TEST_P(AttendQ8, RoundsQueriesToSixteenBits) {
   const int d = 64;
   const RandomKv kv(DType::q8, 500, d);
@@ -170,6 +199,11 @@ TEST_P(AttendQ8, RowsOfZeros) {
     return row % 3 == 0 || (row >= 32 && row < 64) ? 0.0f : x;
   });
   expect_close(queries_of(5, d, 8, 0.2f), kv.view(), 1e-4);
+  std::vector<float> scale(kv.view().v_scale, kv.view().v_scale + 100);
+  scale[1] = -0.0f;
+  KvRows rows = kv.view();
+  rows.v_scale = scale.data();
+  expect_close(queries_of(5, d, 8, 0.2f), rows, 1e-4);
   const RandomKv nothing(DType::q8, 40, d, [](int, std::int64_t, int) { return 0.0f; });
   const State state = attend(random_floats(5 * d, 8, 0.2f), nothing.view());
   for (int r = 0; r < 5; ++r) {

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -133,10 +134,10 @@ LODE_INLINE void prepare_key(const std::byte* key, int d, std::byte* to) {
   if (c < d) prepare(load_bytes_first(key + c, d - c), to + c * kPreparedSize);
 }
 
-/// What is asked for lies so many bytes behind what is read: beyond the end of the page, where the machine by itself stops.
+/// Prefetch distance in bytes: past the end of the page, where the hardware's own prefetcher stops.
 constexpr std::int64_t kAskAhead = 4096;
 
-/// Asks the memory for the next lines of a run, as far as the second-level cache: it has more requests under way at once.
+/// Prefetches the next lines of a run into the second-level cache, which has more requests under way at once.
 template <int kLines>
 LODE_INLINE void ask_for_lines(const std::byte*& ahead) {
   unroll<(kLines > 0 ? kLines : 1)>([&](auto) LODE_INLINE_LAMBDA {
@@ -215,7 +216,8 @@ LODE_INLINE Vec over_lanes(Vec x, Op op) {
   return x;
 }
 
-/// Finds the queries whose weights words cannot hold, a bit each. Makes steps of the largest weights, and their inverses,
+/// Finds the queries whose weights do not fit into fixed-point bits, a bit each: the largest bits of theirs are those of a
+/// NaN, an infinity, or a number below 0 (-0 is the largest of all finite ones). Makes steps of the largest weights, and their inverses,
 /// 0 for the queries that were found.
 template <int G>
 LODE_NOINLINE std::uint32_t find_slow(const BlockScales& scales, int n, float* peak /*[kW]*/,
@@ -226,7 +228,7 @@ LODE_NOINLINE std::uint32_t find_slow(const BlockScales& scales, int n, float* p
   std::uint32_t slow = 0;
   for (int i = 0; i < kW; ++i) {
     const bool tiny = peak[i] < kLeastWeight,
-               finite = peak[i] >= 0.0f && peak[i] <= std::numeric_limits<float>::max();
+               finite = !std::signbit(peak[i]) && peak[i] <= std::numeric_limits<float>::max();
     const bool held = finite && !(tiny && peak[i] > 0.0f && largest < kLeastScale);
     if (!held) slow |= 1u << i / kLanes;
     if (tiny || !held) peak[i] = kLeastWeight;
@@ -235,17 +237,23 @@ LODE_NOINLINE std::uint32_t find_slow(const BlockScales& scales, int n, float* p
   return slow;
 }
 
-/// What is added to the weight of each key of a block before its fraction is cut off: as many ways to round, far ones side by
-/// side. If all were rounded to the nearest number, the many keys beside a large one would lose all of their mass, or gain as
-/// much: up to half a step each. So their mass stays within about a step of what it is.
+/// Rounding offsets, one a key, which are added before fractions are cut off. If all weights were rounded to the nearest
+/// number, the many keys beside a large one would lose all of their mass, or gain as much: up to half a step each. Offsets are
+/// the ranks of the golden ratio's multiples: of the keys of any period, too, about as many are rounded up as ought to be.
 struct RoundUp {
   alignas(64) float from[kWordBlock];
   constexpr RoundUp() : from{} {
     for (int i = 0; i < kWordBlock; ++i) {
-      int turned = 0;
-      for (int bit = 1; bit < kWordBlock; bit *= 2) turned = 2 * turned + ((i & bit) != 0 ? 1 : 0);
-      from[i] = (static_cast<float>(turned) + 0.5f) / kWordBlock;
+      int smaller = 0;
+      for (int j = 0; j < kWordBlock; ++j) smaller += fraction(j) < fraction(i) ? 1 : 0;
+      from[i] = (static_cast<float>(smaller) + 0.5f) / kWordBlock;
     }
+  }
+
+ private:
+  static constexpr double fraction(int i) {
+    const double multiple = 0.6180339887498949 * i;
+    return multiple - static_cast<double>(static_cast<int>(multiple));
   }
 };
 constexpr RoundUp kRoundUp;
@@ -331,8 +339,8 @@ inline std::int64_t quad_sums_at(int g, int c) {
   return (std::int64_t{output} * G + g) * kW + c % kRegister / 16 * 4;
 }
 
-/// Sums of kOutput to kOutput + V - 1 of the columns c to c + kRegister - 1, for the first kThere of G queries. Asks the memory for their share of the values
-/// of the `next` rows behind them meanwhile.
+/// Sums of kOutput to kOutput + V - 1 of the columns c to c + kRegister - 1, for the first kThere of G queries. Meanwhile
+/// prefetches their share of the values of the `next` rows behind them.
 template <int G, int kThere, int kOutput, int V, bool kPartial, class Rows>
 LODE_NOINLINE void add_quads(const QuadWeights<G>& w, const QuadState& state, const KvRows& kv, Rows rows,
                              int n, int next, int c) {
