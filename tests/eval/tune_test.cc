@@ -51,6 +51,9 @@ TEST(Verdict, APlanIsComparedWithTheBestSingleMethod) {
                                 {{.attention = "topk", .measured = 0.05, .met = true, .density = 0.4}});
   report.rows[1].density = 0.25;
   EXPECT_THAT(report.verdict(), AllOf(HasSubstr("25.0 %"), HasSubstr("topk, reads 40.0 %")));
+  report.rows[1].density = 0.5;
+  EXPECT_THAT(report.verdict(),
+              AllOf(HasSubstr("topk, which meets"), HasSubstr("(40.0 %): attend by it instead")));
 }
 
 TEST(Verdict, APlanThatMissesNamesTheSingleMethodThatDoesNot) {

@@ -285,6 +285,7 @@ class Tune(ProgramTest):
         self.assertNotEqual({spec for layer in report["plan"] for spec in layer}, {"full"})
         self.assert_refused(run(*made, "--tokens", "64k"), "document of 65536", "(-f)")
         self.assert_refused(run(*made, "-f", root / "demo/document.txt"), "document.txt' twice")
+        self.assert_refused(run(*made, "--tokens", "2k", "--check", root / "demo/document.txt", "--lessons", "on"), "--check: expected another text")
         self.assert_refused(run(*made, "--tokens", "2k", "--last", "2000"), "--tokens: expected a text of at least")
         self.assert_refused(run(*made, "--tokens", "200k"), "--tokens: expected at most the model's 131072 positions")
         self.assert_refused(run(*made, "--tokens", "2k", "--check", self.text, "--lessons", "on"), "give more text (--check)")

@@ -30,14 +30,14 @@ struct TuneFlags {
   std::int64_t checked_on() const { return (documents + 1) / 2; }
 };
 
-/// The texts of -f; InputError when one is there twice, or is that of --check.
-std::vector<std::string> read_texts(const std::vector<std::string>& paths, std::string_view check = {}) {
+/// The texts of -f; InputError when one is that of --check, or there twice where their end is held out.
+std::vector<std::string> read_texts(const std::vector<std::string>& paths, std::string_view check) {
   std::vector<std::string> texts;
   for (const std::string& path : paths) {
     texts.push_back(read_text(path));
     if (!check.empty() && texts.back() == check)
       throw InputError("--check: expected another text than those of -f, found the same, '" + path + "'");
-    if (std::find(texts.begin(), texts.end() - 1, texts.back()) != texts.end() - 1)
+    if (check.empty() && std::find(texts.begin(), texts.end() - 1, texts.back()) != texts.end() - 1)
       throw InputError("-f: expected different texts, for the last ones are checked on, found '" + path +
                        "' twice");
   }
@@ -55,7 +55,8 @@ constexpr std::uint64_t kSeed = 0x74756e65, kCheckSeed = 0x63686563;
 /// Documents of each length, those to check on from the end of the texts, or from --check. Few passages come back, and short
 /// ones: every token counts, and one passage of 32 words has as many as ten answers.
 Texts make_documents(const TuneFlags& flags, const Model& model, std::span<const std::int64_t> lengths) {
-  const std::vector<std::string> own = read_texts(flags.texts);
+  const std::string check = flags.check.empty() ? "" : read_text(flags.check);
+  const std::vector<std::string> own = read_texts(flags.texts, check);
   const std::int64_t held_out = flags.check.empty() ? flags.checked_on() : 0;
   Texts made;
   for (const std::int64_t tokens : lengths) {
@@ -75,7 +76,7 @@ Texts make_documents(const TuneFlags& flags, const Model& model, std::span<const
     options.seed = kCheckSeed;
     options.given_by = "--check";
     const std::vector<std::string> other =
-        texts_of(model.tokenizer(), make_lessons(model.tokenizer(), {read_text(flags.check)}, options));
+        texts_of(model.tokenizer(), make_lessons(model.tokenizer(), {check}, options));
     made.checked_on.insert(made.checked_on.end(), other.begin(), other.end());
   }
   return made;

@@ -557,7 +557,7 @@ TuneTarget TuneTarget::parse(std::string_view text) {
       !(bound > 0 && bound <= most)) {
     throw InputError(fmt::format(
         "--target: expected error=E, loss=NATS, agreement=SHARE, kept=SHARE or recovered=SHARE with a "
-        "number above 0, found '{}'",
+        "number above 0, a share of at most 1 (0.98, not 98%), found '{}'",
         text));
   }
   target.bound = bound;
@@ -694,11 +694,10 @@ std::string TuneReport::verdict_of_full() const {
 }
 
 std::string TuneReport::verdict() const {
-  const std::string untold =
-      times_told
-          ? ""
-          : " Where methods were timed, full attention takes as long as sink and window alone: the plan was "
-            "chosen by its bytes; --time-at names a longer context.";
+  const std::string untold = times_told ? ""
+                                        : " When methods were timed for the choice, full attention took as "
+                                          "long as sink and window alone: the plan was "
+                                          "chosen by its bytes; --time-at names a longer context.";
   return verdict_of_plan() + untold;
 }
 
@@ -712,7 +711,11 @@ std::string TuneReport::verdict_of_plan() const {
       plan_met() ? fmt::format("The plan reads {:.1f} % of the bytes", 100 * rows[1].density)
                  : fmt::format("The plan misses the target on other text (it reads {:.1f} % of the bytes)",
                                100 * rows[1].density);
-  if (plan_met() && single != nullptr)
+  if (plan_met() && single != nullptr && single->density < rows[1].density)
+    text += fmt::format(
+        "; {}, which meets the target on other text, too, reads less ({:.1f} %): attend by it instead",
+        single->attention, 100 * single->density);
+  else if (plan_met() && single != nullptr)
     text +=
         fmt::format("; the best single method, {}, reads {:.1f} %", single->attention, 100 * single->density);
   else if (plan_met())

@@ -190,7 +190,9 @@ std::vector<Prompt> make_lessons(const Tokenizer& tokenizer, const std::vector<s
         "give more text ({}), or shorter documents (--tokens)",
         options.tokens, what, options.tokens, found, options.given_by));
   };
-  expect_enough(parts.trained, "to make documents of");
+  expect_enough(parts.trained, options.held_out > 0
+                                   ? "to make documents of, beside what is held out for the test"
+                                   : "to make documents of");
   if (options.held_out > 0)
     expect_enough(parts.held_out,
                   fmt::format("held out for the test, the last {:.0f} %", 100 * std::max(share, 0.1)));
