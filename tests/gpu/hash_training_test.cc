@@ -2,6 +2,8 @@
 // Training steps of HashAttention's functions on a GPU against the CPU's: gradients, losses, the same bits
 // twice and however many heads fit at once, and runs that are interrupted and go on. Skipped where there is no
 // GPU; where the host plays one, it is that one's arithmetic.
+#include "support/hash_training.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -305,26 +307,12 @@ TEST(GpuHash, TheSameBitsTwiceAndHoweverManyHeadsFit) {
 }
 
 HashSettings small_settings() {
-  HashSettings settings;
-  settings.widths = {64};
-  settings.top = 4;
-  settings.dense = {.sink = 2, .window = 8};
-  settings.queries = 6;
-  settings.others = 20;
+  HashSettings settings = small_hash_settings();
   settings.steps = 4;
   settings.shift = 500;
   settings.late = 0.5;
   settings.late_tokens = 20;
-  settings.type = DType::f32;
-  settings.seed = 3;
   return settings;
-}
-
-std::vector<Prompt> prompts_of(const Model& model, std::size_t bytes) {
-  std::string text;
-  Rng rng(8);
-  while (text.size() < bytes) text += static_cast<char>('a' + rng.below(26));
-  return cut_into_prompts(model, "book", text, 150);
 }
 
 std::vector<std::string> fingerprints(const HashResult& result) {
@@ -342,7 +330,7 @@ HashResult train(Device device, const HashSettings& settings, const std::vector<
 
 TEST(GpuHash, AWholeRunIsAsGoodAsTheCpusAndTheSameEveryTime) {
   NEEDS_GPU();
-  const std::vector<Prompt> prompts = prompts_of(*tiny_model(), 900);
+  const std::vector<Prompt> prompts = letters_for(*tiny_model(), 900);
   for (const auto draw : {HashSettings::Draw::prompt, HashSettings::Draw::chunk}) {
     HashSettings settings = small_settings();
     settings.draw = draw;
@@ -358,7 +346,7 @@ TEST(GpuHash, AWholeRunIsAsGoodAsTheCpusAndTheSameEveryTime) {
 
 TEST(GpuHash, AnInterruptedRunGoesOnToTheSameBitsAndOnTheSameDevice) {
   NEEDS_GPU();
-  const std::vector<Prompt> prompts = prompts_of(*tiny_model(), 6000);
+  const std::vector<Prompt> prompts = letters_for(*tiny_model(), 6000);
   const HashSettings settings = small_settings();
   const HashResult whole = train(Device::cuda, settings, prompts);
   const auto path = std::filesystem::path(testing::TempDir()) / ("hash-gpu-" + std::to_string(getpid()));

@@ -16,6 +16,7 @@
 #include "lab/train/hash/start.h"
 #include "lab/train/hash/trainer.h"
 #include "lodestone/error.h"
+#include "support/hash_training.h"
 #include "support/normals.h"
 
 namespace lode::test {
@@ -178,26 +179,6 @@ TEST(LinearStart, CodesFollowInnerProducts) {
   EXPECT_GT(together / std::sqrt(squares * products), 0.7);
 }
 
-HashSettings small_settings() {
-  HashSettings settings;
-  settings.widths = {64};
-  settings.top = 4;
-  settings.dense = {.sink = 2, .window = 8};
-  settings.queries = 6;
-  settings.others = 20;
-  settings.steps = 2;
-  settings.type = DType::f32;
-  settings.seed = 3;
-  return settings;
-}
-
-std::vector<Prompt> prompts_of(const Model& model) {
-  std::string text;
-  Rng rng(8);
-  while (text.size() < 600) text += static_cast<char>('a' + rng.below(26));
-  return cut_into_prompts(model, "book", text, 150);
-}
-
 std::vector<std::string> fingerprints(const HashResult& result) {
   std::vector<std::string> all;
   for (const HashWeights& layer : result.layers) all.push_back(layer.fingerprint());
@@ -206,11 +187,11 @@ std::vector<std::string> fingerprints(const HashResult& result) {
 
 TEST(HashTrainer, ResumesToTheBitWhateverTheThreads) {
   const auto model = tiny_model();
-  const std::vector<Prompt> prompts = prompts_of(*model);
+  const std::vector<Prompt> prompts = letters_for(*model, 600);
   const ContextOptions options = {.kv_type = DType::f32, .max_tokens = 200, .chunk = 32};
   const std::filesystem::path path =
       std::filesystem::path(testing::TempDir()) / ("hash-train-" + std::to_string(getpid()));
-  HashSettings settings = small_settings();
+  HashSettings settings = small_hash_settings();
   settings.draw = HashSettings::Draw::chunk;
   const HashResult whole = train_hash(model, options, settings, prompts, {}, Progress::Mode::quiet);
   EXPECT_GT(whole.steps, 10);
@@ -234,8 +215,8 @@ TEST(HashTrainer, ResumesToTheBitWhateverTheThreads) {
 // Steps that are drawn over a prompt do not depend on how the prompt is read; late tokens are others.
 TEST(HashTrainer, DrawingOverAPromptDoesNotDependOnTheChunk) {
   const auto model = tiny_model();
-  const std::vector<Prompt> prompts = prompts_of(*model);
-  HashSettings settings = small_settings();
+  const std::vector<Prompt> prompts = letters_for(*model, 600);
+  HashSettings settings = small_hash_settings();
   settings.steps = 4;
   settings.late_tokens = 20;
   const auto train = [&](double late, std::int64_t chunk) {
@@ -260,11 +241,11 @@ TEST(HashTrainer, DrawingOverAPromptDoesNotDependOnTheChunk) {
 // further away is not where they stand.
 TEST(HashTrainer, GoesOnFromAFile) {
   const auto model = tiny_model();
-  const std::vector<Prompt> prompts = prompts_of(*model);
+  const std::vector<Prompt> prompts = letters_for(*model, 600);
   const ContextOptions options = {.kv_type = DType::f32, .max_tokens = 200, .chunk = 256};
   const std::filesystem::path path =
       std::filesystem::path(testing::TempDir()) / ("hash-from-" + std::to_string(getpid()));
-  HashSettings settings = small_settings();
+  HashSettings settings = small_hash_settings();
   const auto train = [&] { return train_hash(model, options, settings, prompts, {}, Progress::Mode::quiet); };
   const HashResult first = train();
   write_hash_weights(path, first.layers, model->fingerprint(), {});
@@ -294,9 +275,10 @@ TEST(HashTrainer, GoesOnFromAFile) {
 TEST(HashTrainer, TextsWithoutFarKeysAreRefused) {
   const auto model = tiny_model();
   const ContextOptions options = {.kv_type = DType::f32, .max_tokens = 200, .chunk = 32};
-  std::vector<Prompt> prompts = prompts_of(*model);
+  std::vector<Prompt> prompts = letters_for(*model, 600);
   for (Prompt& prompt : prompts) prompt.tokens.resize(12);
-  EXPECT_THROW(train_hash(model, options, small_settings(), prompts, {}, Progress::Mode::quiet), InputError);
+  EXPECT_THROW(train_hash(model, options, small_hash_settings(), prompts, {}, Progress::Mode::quiet),
+               InputError);
 }
 
 // The oracle recalls everything, whatever the length; a method's own recall is between its share and that.

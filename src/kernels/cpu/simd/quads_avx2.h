@@ -110,44 +110,13 @@ LODE_INLINE __m256i four_bytes(const std::byte* p) {
   std::memcpy(&four, p, sizeof four);
   return _mm256_set1_epi32(four);
 }
-LODE_INLINE __m256i products(__m256i a, __m256i b, __m256i c, __m256i d) {
-  return _mm256_add_epi32(_mm256_madd_epi16(a, b), _mm256_madd_epi16(c, d));
+/// To an address at a bound of a register.
+LODE_INLINE void store_bytes(std::byte* to, __m256i x) {
+  _mm256_store_si256(reinterpret_cast<__m256i*>(to), x);
 }
-
-constexpr int kPreparedSize = 2;         ///< bytes that `prepare` makes of one
-constexpr bool kPreparesAll = true;      ///< whether load_piece reads prepared keys alone
-constexpr std::uint32_t kKeyOffset = 0;  ///< what add_scores adds to each number of a key
-constexpr int kMostWeight = 32767;       ///< the largest weight
-constexpr int kWordBlock = 32;  ///< keys of one softmax step, for which the largest weight is the same
-constexpr int kQuadRows[4] = {0, 2, 1, 3};  ///< where `interleave` wants each of four rows
-
-/// Sums in the lanes.
-struct Sum {
-  __m256i x;
-};
-LODE_INLINE Sum sum_from(Int32s start) {
-  return {start.x};
-}
-LODE_INLINE Int32s total(Sum sum) {
-  return {sum.x};
-}
-
-/// A register of a key as load_piece reads it.
-LODE_INLINE void prepare(Bytes bytes, std::byte* to) {
-  _mm256_store_si256(reinterpret_cast<__m256i*>(to), even_words(bytes));
-  _mm256_store_si256(reinterpret_cast<__m256i*>(to + 32), odd_words(bytes));
-}
-/// A G-th of a register of a key, once for each of G queries.
-struct KeyPiece {
-  __m256i even, odd;
-};
-template <int G>
-constexpr std::int64_t piece_at(int piece) {
-  return piece / G * 64 + piece % G * (32 / G);
-}
-template <int G>
-LODE_INLINE KeyPiece load_piece(const std::byte* piece) {
-  return {load_for_each<G>(piece), load_for_each<G>(piece + 32)};
+/// sum + a b + c d, the products of two words in each lane.
+LODE_INLINE __m256i add_products(__m256i sum, __m256i a, __m256i b, __m256i c, __m256i d) {
+  return _mm256_add_epi32(sum, _mm256_add_epi32(_mm256_madd_epi16(a, b), _mm256_madd_epi16(c, d)));
 }
 /// The words of G queries against such a piece.
 struct QueryPiece {
@@ -156,6 +125,15 @@ struct QueryPiece {
 LODE_INLINE QueryPiece load_query(const std::byte* p) {
   return {load_bytes(p), load_bytes(p + 32)};
 }
+
+}  // namespace
+}  // namespace lode
+
+#include "kernels/cpu/simd/quads_words-inl.h"
+
+namespace lode {
+namespace {
+
 /// The words of one query for a register of columns, as the two registers of load_query have them.
 LODE_INLINE void split_query(const std::uint16_t* q, std::byte* first, std::byte* second) {
   const __m256i order = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
@@ -169,22 +147,14 @@ LODE_INLINE void split_query(const std::uint16_t* q, std::byte* first, std::byte
     _mm_storeu_si128(reinterpret_cast<__m128i*>(second + 16 * half), _mm256_extracti128_si256(both, 1));
   }
 }
-LODE_INLINE void add_scores(Sum& sum, KeyPiece key, QueryPiece q) {
-  sum.x = _mm256_add_epi32(sum.x, products(key.even, q.first, key.odd, q.second));
-}
-
 /// Four rows byte by byte: columns 16 L + 4 kOutput + e in lane 4 L + e.
-struct Quads {
-  __m256i even, odd;
-};
 template <int kOutput>
 LODE_INLINE Quads interleave(const Bytes (&x)[4]) {
   const auto pairs = [](__m256i a, __m256i b) LODE_INLINE_LAMBDA {
     return kOutput < 2 ? _mm256_unpacklo_epi8(a, b) : _mm256_unpackhi_epi8(a, b);
   };
   const __m256i a = pairs(x[0], x[1]), b = pairs(x[2], x[3]);
-  const __m256i quads = kOutput % 2 == 0 ? _mm256_unpacklo_epi16(a, b) : _mm256_unpackhi_epi16(a, b);
-  return {even_words(quads), odd_words(quads)};
+  return quads_of(kOutput % 2 == 0 ? _mm256_unpacklo_epi16(a, b) : _mm256_unpackhi_epi16(a, b));
 }
 /// The whole numbers below both, which fit words; 0 of a NaN. In each half of the register those of a first.
 LODE_INLINE __m256i words_of(Vec a, Vec b) {
@@ -205,17 +175,5 @@ struct QuadWeights {
                        _mm256_shuffle_epi32(words_of(a, b), 0xd8));
   }
 };
-/// The weights of four keys, from `at` on.
-struct WeightPair {
-  __m256i first, second;
-};
-template <int G>
-LODE_INLINE WeightPair weights_of(const QuadWeights<G>& w, int at) {
-  return {four_bytes(w.words + 2 * at), four_bytes(w.words + 2 * at + 4)};
-}
-LODE_INLINE void add_values(Sum& sum, Quads values, WeightPair w) {
-  sum.x = _mm256_add_epi32(sum.x, products(values.even, w.first, values.odd, w.second));
-}
-
 }  // namespace
 }  // namespace lode

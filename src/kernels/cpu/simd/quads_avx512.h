@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of quads of bytes in registers of AVX-512, by VNNI where the build has it: words are two bytes then, each multiplied
-// by itself. What each function means is said in quads_avx2.h.
+// by itself. What each function means is said in quads_avx2.h and
+// quads_words-inl.h.
 #pragma once
 
 #include "kernels/cpu/simd/vec_avx512.h"
@@ -117,6 +118,10 @@ LODE_INLINE __m512i four_bytes(const std::byte* p) {
   return _mm512_set1_epi32(four);
 }
 
+LODE_INLINE void store_bytes(std::byte* to, __m512i x) {
+  _mm512_store_si512(to, x);
+}
+
 #ifdef __AVX512VNNI__
 
 constexpr int kPreparedSize = 1;
@@ -142,7 +147,7 @@ LODE_INLINE Int32s total(Sum sum) {
 }
 
 LODE_INLINE void prepare(Bytes bytes, std::byte* to) {
-  _mm512_store_si512(to, bytes);
+  store_bytes(to, bytes);
 }
 struct KeyPiece {
   __m512i x;
@@ -208,38 +213,18 @@ LODE_INLINE void add_values(Sum& sum, Quads values, WeightPair w) {
 
 #else
 
-constexpr int kPreparedSize = 2;
-constexpr bool kPreparesAll = true;
-constexpr std::uint32_t kKeyOffset = 0;
-constexpr int kMostWeight = 32767;
-constexpr int kWordBlock = 32;
-constexpr int kQuadRows[4] = {0, 2, 1, 3};
-
-struct Sum {
-  __m512i x;
-};
-LODE_INLINE Sum sum_from(Int32s start) {
-  return {start.x};
-}
-LODE_INLINE Int32s total(Sum sum) {
-  return {sum.x};
+LODE_INLINE __m512i add_products(__m512i sum, __m512i a, __m512i b, __m512i c, __m512i d) {
+  return _mm512_add_epi32(sum, _mm512_add_epi32(_mm512_madd_epi16(a, b), _mm512_madd_epi16(c, d)));
 }
 
-LODE_INLINE void prepare(Bytes bytes, std::byte* to) {
-  _mm512_store_si512(to, even_words(bytes));
-  _mm512_store_si512(to + 64, odd_words(bytes));
-}
-struct KeyPiece {
-  __m512i even, odd;
-};
-template <int G>
-constexpr std::int64_t piece_at(int piece) {
-  return piece / G * 128 + piece % G * (64 / G);
-}
-template <int G>
-LODE_INLINE KeyPiece load_piece(const std::byte* piece) {
-  return {load_for_each<G>(piece), load_for_each<G>(piece + 64)};
-}
+}  // namespace
+}  // namespace lode
+
+#include "kernels/cpu/simd/quads_words-inl.h"
+
+namespace lode {
+namespace {
+
 LODE_INLINE void split_query(const std::uint16_t* q, std::byte* first, std::byte* second) {
   for (int half = 0; half < 2; ++half) {
     // Each four words: the even ones, then the odd ones.
@@ -250,19 +235,6 @@ LODE_INLINE void split_query(const std::uint16_t* q, std::byte* first, std::byte
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(second + 32 * half),
                         _mm512_cvtepi64_epi32(_mm512_srli_epi64(apart, 32)));
   }
-}
-LODE_INLINE __m512i products(__m512i a, __m512i b, __m512i c, __m512i d) {
-  return _mm512_add_epi32(_mm512_madd_epi16(a, b), _mm512_madd_epi16(c, d));
-}
-LODE_INLINE void add_scores(Sum& sum, KeyPiece key, QueryPiece q) {
-  sum.x = _mm512_add_epi32(sum.x, products(key.even, q.first, key.odd, q.second));
-}
-
-struct Quads {
-  __m512i even, odd;
-};
-LODE_INLINE Quads quads_of(Bytes bytes) {
-  return {even_words(bytes), odd_words(bytes)};
 }
 template <int G>
 struct QuadWeights {
@@ -281,16 +253,6 @@ struct QuadWeights {
                        _mm256_permute2x128_si256(low, high, 0x31));
   }
 };
-struct WeightPair {
-  __m512i first, second;
-};
-template <int G>
-LODE_INLINE WeightPair weights_of(const QuadWeights<G>& w, int at) {
-  return {four_bytes(w.words + 2 * at), four_bytes(w.words + 2 * at + 4)};
-}
-LODE_INLINE void add_values(Sum& sum, Quads values, WeightPair w) {
-  sum.x = _mm512_add_epi32(sum.x, products(values.even, w.first, values.odd, w.second));
-}
 
 #endif
 

@@ -3,6 +3,7 @@
 // slopes are one block for 32 columns of kPartLength rows; the rest is one thread a number.
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/ordered.cuh"
+#include "kernels/cuda/device/over_block.cuh"
 #include "kernels/cuda/device/scan.cuh"
 #include "kernels/cuda/hash/train.h"
 
@@ -234,26 +235,6 @@ __global__ __launch_bounds__(kColumns* kRowThreads) void slopes_kernel(HashActiv
 
 // ---- The loss --------------------------------------------------------------------------------------------
 
-struct Sum {
-  __device__ __forceinline__ double operator()(double a, double b) const { return a + b; }
-};
-struct Max {
-  __device__ __forceinline__ double operator()(double a, double b) const { return fmax(a, b); }
-};
-
-/// Over the block, in a fixed order; every thread gets it.
-template <class Combine>
-__device__ __forceinline__ double over_block(double mine, Combine combine) {
-  __shared__ double part[kWarps];
-  for (int o = 16; o > 0; o /= 2) mine = combine(mine, __shfl_xor_sync(~0u, mine, o));
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = mine;
-  __syncthreads();
-  double all = part[0];
-  for (int w = 1; w < kWarps; ++w) all = combine(all, part[w]);
-  return all;
-}
-
 /// log(1 + e^x) and the logistic function of x, without overflow.
 struct Softplus {
   __device__ __forceinline__ explicit Softplus(float x) {
@@ -271,7 +252,7 @@ __global__ __launch_bounds__(kThreads) void bce_kernel(const HashLoss l, const s
   const int far = far_counts[blockIdx.x % l.tokens], n = counts[head];
   double counted = 0.0;  // pairs of a query and a key that take part, of one query head
   for (std::int64_t t = threadIdx.x; t < l.tokens; t += kThreads) counted += far_counts[t];
-  counted = fmax(over_block(counted, Sum()), 1.0);
+  counted = fmax(over_block<kWarps>(counted, Sum()), 1.0);
   const auto share = static_cast<float>(1.0 / (counted * static_cast<double>(l.group)));
   double sum = 0.0;
   for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) {
@@ -286,7 +267,7 @@ __global__ __launch_bounds__(kThreads) void bce_kernel(const HashLoss l, const s
     sum += static_cast<double>(weight * (softplus.value - y * x));
     own = weight * (softplus.slope - y) * share;
   }
-  sum = over_block(sum, Sum());
+  sum = over_block<kWarps>(sum, Sum());
   if (threadIdx.x == 0) row_losses[row] = sum / counted;
 }
 
@@ -301,11 +282,11 @@ __global__ __launch_bounds__(kThreads) void softmax_kernel(const HashLoss l, con
     peak = fmax(peak, static_cast<double>(own[i]));
     pivotal += labels[i];
   }
-  peak = over_block(peak, Max());
-  pivotal = over_block(pivotal, Sum());
+  peak = over_block<kWarps>(peak, Max());
+  pivotal = over_block<kWarps>(pivotal, Sum());
   double total = 0.0;
   for (int i = static_cast<int>(threadIdx.x); i < far; i += kThreads) total += exp(own[i] - peak);
-  total = over_block(total, Sum());
+  total = over_block<kWarps>(total, Sum());
   const double log_total = log(total), rows = static_cast<double>(l.tokens);
   double sum = 0.0;
   for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) {
@@ -317,7 +298,7 @@ __global__ __launch_bounds__(kThreads) void softmax_kernel(const HashLoss l, con
                  ? static_cast<float>((exp(log_share) - target) / (rows * static_cast<double>(l.group)))
                  : 0.0f;
   }
-  sum = over_block(sum, Sum());
+  sum = over_block<kWarps>(sum, Sum());
   if (threadIdx.x == 0) row_losses[row] = sum;
 }
 
@@ -325,7 +306,7 @@ __global__ __launch_bounds__(kThreads) void sum_losses_kernel(std::int64_t rows,
                                                               const double* row_losses, double* losses) {
   double sum = 0.0;
   for (std::int64_t i = threadIdx.x; i < rows; i += kThreads) sum += row_losses[blockIdx.x * rows + i];
-  sum = over_block(sum, Sum());
+  sum = over_block<kWarps>(sum, Sum());
   if (threadIdx.x == 0) losses[blockIdx.x] = sum / static_cast<double>(group);
 }
 

@@ -4,6 +4,7 @@
 #include <cuda_fp16.h>
 
 #include "kernels/cuda/device/launch.cuh"
+#include "kernels/cuda/device/over_block.cuh"
 #include "kernels/cuda/saap/train.h"
 
 namespace lode::cuda {
@@ -109,26 +110,6 @@ __global__ __launch_bounds__(kColumns* kRowThreads) void norm_backward_kernel(
   }
 }
 
-struct Sum {
-  __device__ __forceinline__ double operator()(double a, double b) const { return a + b; }
-};
-struct Max {
-  __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
-};
-
-/// Over the block, in a fixed order; every thread gets it.
-template <class T, class Combine>
-__device__ __forceinline__ T over_block(T mine, Combine combine) {
-  __shared__ T part[kWarps];
-  for (int o = 16; o > 0; o /= 2) mine = combine(mine, __shfl_xor_sync(~0u, mine, o));
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = mine;
-  __syncthreads();
-  T all = part[0];
-  for (int w = 1; w < kWarps; ++w) all = combine(all, part[w]);
-  return all;
-}
-
 __global__ __launch_bounds__(kThreads) void divergence_kernel(const NetSteps steps, const __half* targets,
                                                               const float* bias, const float* other_bias,
                                                               std::int64_t n, std::int64_t c, float* y,
@@ -142,7 +123,7 @@ __global__ __launch_bounds__(kThreads) void divergence_kernel(const NetSteps ste
     row[i] = z;
     most = fmaxf(most, z);
   }
-  most = over_block(most, Max());
+  most = over_block<kWarps>(most, Max());
   double sum = 0.0, mass = 0.0, surprise = 0.0;  // surprise: sum of t (log t - (z - most))
   for (std::int64_t i = threadIdx.x; i < c; i += kThreads) {
     const float z = row[i] - most, t = __half2float(target[i]);
@@ -150,9 +131,9 @@ __global__ __launch_bounds__(kThreads) void divergence_kernel(const NetSteps ste
     mass += t;
     if (t > 0.0f) surprise += t * (logf(t) - z);
   }
-  sum = over_block(sum, Sum());
-  mass = over_block(mass, Sum());
-  surprise = over_block(surprise, Sum());
+  sum = over_block<kWarps>(sum, Sum());
+  mass = over_block<kWarps>(mass, Sum());
+  surprise = over_block<kWarps>(surprise, Sum());
   if (threadIdx.x == 0) row_loss[blockIdx.x] = surprise + mass * log(sum);
   const auto weight = 1.0f / static_cast<float>(n), share = static_cast<float>(mass / sum);
   for (std::int64_t i = threadIdx.x; i < c; i += kThreads)
@@ -200,7 +181,7 @@ __global__ __launch_bounds__(kThreads) void end_kernel(const NetSteps steps, con
                                                        std::int64_t n, double* losses) {
   double sum = 0.0;
   for (std::int64_t i = threadIdx.x; i < n; i += kThreads) sum += row_loss[i];
-  sum = over_block(sum, Sum());
+  sum = over_block<kWarps>(sum, Sum());
   if (threadIdx.x != 0) return;
   losses[*steps.at] = sum / static_cast<double>(n);
   ++*steps.at;
