@@ -137,7 +137,7 @@ AskedText open_joined(const AskedFlags& flags, std::shared_ptr<const Model> mode
 
 }  // namespace
 
-AskedText open_asked(const AskedFlags& flags) {
+AskedText open_asked(const AskedFlags& flags, LoadIndexes indexes) {
   const ContainerReader file(flags.context);
   const ContextMeta meta = read_context_meta(file, flags.context);
   check_against_file(flags, meta);
@@ -155,7 +155,7 @@ AskedText open_asked(const AskedFlags& flags) {
   if (flags.model.context == 0 && !bounded)
     options.max_tokens =
         std::max(meta.rope_tokens, room_for_questions(*model, meta.tokens, meta.rope_factor));
-  Context context = load_context(flags.context, model, options, LoadIndexes::all, ranks());
+  Context context = load_context(flags.context, model, options, indexes, ranks());
   say_placement(context, flags.common);
   return {.model = std::move(model),
           .context = std::move(context),
@@ -207,7 +207,7 @@ void build_missing(const AskedFlags& flags, Context& context, const std::vector<
   std::vector<std::string> fresh;
   for (const Spec& spec : context.methods())
     if (spec.name != "full" &&
-        std::none_of(stored.begin(), stored.end(), [&](const Spec& s) { return s.str() == spec.str(); }))
+        std::none_of(stored.begin(), stored.end(), [&](const Spec& s) { return same_method(s, spec); }))
       fresh.push_back(spec.str());
   if (fresh.empty()) return context.build_indexes();
   const auto start = std::chrono::steady_clock::now();

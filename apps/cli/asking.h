@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cli.h"
+#include "engine/context_file.h"
 #include "prompts.h"
 #include "text/blanks.h"
 
@@ -38,7 +39,7 @@ struct AskedText {
 };
 /// InputError when flags and file do not fit, or when texts cannot be joined. Says how far joined texts are from one
 /// reading.
-AskedText open_asked(const AskedFlags& flags);
+AskedText open_asked(const AskedFlags& flags, LoadIndexes indexes = LoadIndexes::all);
 /// Also says what the user should know of how questions are put.
 Prompts prompts_of(const AskedFlags& flags, const AskedText& text);
 /// What a question attends by.

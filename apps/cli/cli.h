@@ -98,7 +98,8 @@ std::int64_t parse_bytes(std::string_view text, std::string_view flag);
 
 /// "-a SPEC", repeatable.
 void add_attention_flag(CLI::App& verb, std::vector<std::string>& specs, bool required);
-std::vector<Spec> parse_specs(const std::vector<std::string>& specs);
+std::vector<Spec> parse_specs(const std::vector<std::string>& specs,
+                              const std::vector<std::filesystem::path>& folders = {});
 
 /// Flags that mean nothing here are refused, never ignored: those of `flags` that were given, unless `used`.
 /// `why` is what the message says of each: "expected ..., found ...".

@@ -525,11 +525,12 @@ void resumable(const std::filesystem::path& path, const std::function<bool()>& k
   }
 }
 
-std::vector<Spec> parse_specs(const std::vector<std::string>& specs) {
+std::vector<Spec> parse_specs(const std::vector<std::string>& specs,
+                              const std::vector<std::filesystem::path>& folders) {
   std::vector<Spec> parsed;
   for (const std::string& text : specs) {
     expect_utf8(text, "--attention");  // files name it
-    parsed.push_back(parse_spec(text));
+    parsed.push_back(parse_spec(text, folders));
   }
   return parsed;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -38,6 +39,9 @@ class Spec {
   std::map<std::string, std::string> given;  ///< what the user wrote
   LocalWindow dense;                         ///< sink, window
   int dense_layers = 0;                      ///< first layers that stay exact
+  /// Where files are looked for that are not where `given` says: a document is asked in another folder than the one
+  /// that it was indexed in. No part of str().
+  std::vector<std::filesystem::path> folders;
 
   std::int64_t integer(std::string_view key, std::int64_t fallback, std::int64_t low,
                        std::int64_t high) const;
@@ -46,6 +50,9 @@ class Spec {
   std::string choice(std::string_view key, std::string_view fallback,
                      std::span<const std::string_view> valid) const;
   std::optional<std::string> text(std::string_view key) const;
+  /// The file that a key names: as given where that is there; else under that path, or under its name alone, in the
+  /// first of `folders` that has it; else as given.
+  std::optional<std::string> file(std::string_view key) const;
   /// Canonical form: name and given keys in alphabetical order; equal specs give equal strings.
   std::string str() const;
 };
@@ -88,6 +95,12 @@ struct MethodInfo {
 const std::vector<MethodInfo>& methods();
 /// Throws InputError that lists the valid names or keys.
 const MethodInfo& find_method(std::string_view name);
-Spec parse_spec(std::string_view text);
+/// Files that are not where the text says are looked for in `folders`.
+Spec parse_spec(std::string_view text, const std::vector<std::filesystem::path>& folders = {});
+/// Whether both say the same, files by whatever path they are named.
+bool same_method(const Spec& a, const Spec& b);
+/// The folders, as absolute paths, from which the relative paths of a spec's files start: what another process needs
+/// for `folders`.
+std::vector<std::filesystem::path> starts_of_files(const Spec& spec);
 
 }  // namespace lode

@@ -192,7 +192,7 @@ KvStore& Context::Impl::host_kv() {
 
 MethodId Context::Impl::find(const Spec& spec) const {
   for (std::size_t i = 0; i < methods.size(); ++i) {
-    if (methods[i].spec.str() == spec.str()) return static_cast<MethodId>(i);
+    if (same_method(methods[i].spec, spec)) return static_cast<MethodId>(i);
   }
   return kNotAttached;
 }

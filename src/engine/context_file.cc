@@ -11,6 +11,7 @@
 #include <array>
 #include <chrono>
 #include <cstring>
+#include <set>
 
 #include "base/cancel.h"
 #include "base/file.h"
@@ -76,9 +77,8 @@ bool all_finite(std::span<const std::byte> row, DType type, int d) {
 }
 
 /// Where a spec has its artefact, when nothing is there; else empty.
-std::filesystem::path missing_artefact(const std::string& text, const std::filesystem::path& model) {
-  const Spec spec = parse_spec(text);
-  const auto named = spec.text("weights");
+std::filesystem::path missing_artefact(const Spec& spec, const std::filesystem::path& model) {
+  const auto named = spec.file("weights");
   if (!named && !find_method(spec.name).trained) return {};
   const auto path = named ? std::filesystem::path(*named) : model / (spec.name + ".safetensors");
   std::error_code unreadable;  // counts as missing
@@ -87,18 +87,20 @@ std::filesystem::path missing_artefact(const std::string& text, const std::files
 }
 
 /// Since a file was written its artefact may have gone, and what specs may say may have changed.
-void attach_stored(Context& context, const std::string& spec, const std::filesystem::path& path) {
+void attach_stored(Context& context, const std::string& text, const ContextMeta& meta,
+                   const std::filesystem::path& path) {
   std::string why;
   try {
+    const Spec spec = parse_spec(text, meta.folders);
     const auto missing = missing_artefact(spec, context.model().path());
-    if (missing.empty()) return static_cast<void>(context.attach(parse_spec(spec)));
+    if (missing.empty()) return static_cast<void>(context.attach(spec));
     why = fmt::format("expected its artefact at '{}', found no file there", missing.string());
   } catch (const InputError& error) {
     why = error.what();
   }
   throw InputError(fmt::format(
       "{}: its index of '{}' cannot be used: {}; put back what it was made with, or index the text again",
-      path.string(), spec, why));
+      path.string(), text, why));
 }
 
 std::string kv_section(int layer, int head, const char* part) {
@@ -136,6 +138,14 @@ Json json_of(const ShardSet& set) {
   return {{"id", set.id}, {"files", shards}};
 }
 
+/// From which the files of specs are named, each once.
+std::set<std::string> folders_of(const std::vector<Spec>& specs) {
+  std::set<std::string> folders;
+  for (const Spec& spec : specs)
+    for (const std::filesystem::path& folder : starts_of_files(spec)) folders.insert(folder.string());
+  return folders;
+}
+
 Json meta_of(const Context::Impl& c, const Attachments& attachments, const ShardSet& shards) {
   Json methods = Json::array();
   for (const Spec& spec : c.specs) methods.push_back(spec.str());
@@ -145,6 +155,7 @@ Json meta_of(const Context::Impl& c, const Attachments& attachments, const Shard
     if (attachment.required) required.push_back(name);
   }
   Json meta = context_meta(c, methods);
+  if (const auto folders = folders_of(c.specs); !folders.empty()) meta["folders"] = folders;
   if (!names.empty()) meta["attachments"] = names;
   if (!required.empty()) {
     meta["version"] = kRequiresAttachments;
@@ -569,6 +580,8 @@ ContextMeta read_context_meta(const ContainerReader& file, const std::filesystem
   meta.seed = read_seed(json, where);
   if (!json_has(json, "methods")) throw InputError(where + ": expected a list 'methods', found none");
   meta.methods = read_names(json, "methods", where);
+  for (const std::string& folder : read_names(json, "folders", where)) meta.folders.emplace_back(folder);
+  meta.folders.push_back(std::filesystem::absolute(path).parent_path());
   meta.attachments = read_names(json, "attachments", where);
   meta.required = read_names(json, "required", where);
   meta.shards = read_shards(json, meta.tokens, where);
@@ -751,7 +764,7 @@ Context load_context(const std::filesystem::path& path, std::shared_ptr<const Mo
   }
   // Before there are tokens: methods that listen to a prefill come from the file with what they heard.
   if (indexes == LoadIndexes::all)
-    for (const std::string& text : meta.methods) attach_stored(context, text, path);
+    for (const std::string& text : meta.methods) attach_stored(context, text, meta, path);
   c.ids = read_tokens(file, meta, c.config.vocab);
   StoredSource stored = read_source(file, path);
   c.source = std::make_shared<const SourceText>(std::move(stored.source));

@@ -47,6 +47,7 @@ struct ContextMeta {
   std::int64_t max_positions = 0;    ///< the model's context then, which rope_factor stretches; 0 = not said
   std::uint64_t seed = 0;
   std::vector<std::string> methods;                ///< specs whose indexes are in the file
+  std::vector<std::filesystem::path> folders;      ///< where the files may be that these name (Spec::folders)
   std::vector<std::string> attachments, required;  ///< names; `required` are those that answers depend on
   ShardSet shards;  ///< by rising tokens, which cover all; none: rows and indexes are in the file itself
   std::int64_t token_bytes() const;

@@ -78,7 +78,7 @@ Position far_limit_of(std::int64_t tokens, const AttachedMethod& method) {
 AttachedMethod* Document::Impl::method_of(const Spec& spec) const {
   if (spec.name == "full") return nullptr;
   for (AttachedMethod& method : parts().methods)
-    if (method.built && method.spec.str() == spec.str()) return &method;
+    if (method.built && same_method(method.spec, spec)) return &method;
   std::vector<std::string> names = {"full"};
   for (const Spec& known : methods) names.push_back(known.str());
   throw InputError(fmt::format("expected a method that the document is indexed for ({}), found '{}'",
@@ -204,7 +204,7 @@ const std::vector<Spec>& Document::methods() const {
 }
 bool Document::answers(const Spec& spec) const {
   return spec.name == "full" || std::any_of(impl_->methods.begin(), impl_->methods.end(),
-                                            [&](const Spec& known) { return known.str() == spec.str(); });
+                                            [&](const Spec& known) { return same_method(known, spec); });
 }
 DType Document::kv_type() const {
   return impl_->context.options().kv_type;

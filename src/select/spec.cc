@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <limits>
@@ -20,6 +21,7 @@ namespace lode {
 namespace {
 
 constexpr std::int64_t kMaxCount = std::int64_t{1} << 30;
+constexpr std::array<std::string_view, 3> kFileKeys = {"weights", "file", "folder"};  // of whatever method
 constexpr std::size_t kMaxSpec = 400;  // bytes; specs are parts of the section names of .lode files
 
 /// The whole text as a number, or nothing. NaN, infinities, signs of plus and blanks are no numbers here.
@@ -187,6 +189,19 @@ std::optional<std::string> Spec::text(std::string_view key) const {
   return text == nullptr ? std::nullopt : std::optional(*text);
 }
 
+std::optional<std::string> Spec::file(std::string_view key) const {
+  namespace fs = std::filesystem;
+  const std::string* const given_path = find_given(*this, key);
+  if (given_path == nullptr) return std::nullopt;
+  const fs::path path = *given_path;
+  std::error_code unreadable;  // counts as missing
+  if (fs::exists(path, unreadable)) return *given_path;
+  for (const fs::path& below : {path, path.filename()})
+    for (const fs::path& folder : folders)
+      if (fs::exists(folder / below, unreadable)) return (folder / below).string();
+  return *given_path;
+}
+
 std::string Spec::str() const {
   std::string out = name;
   for (const auto& [key, value] : given)
@@ -206,7 +221,36 @@ void expect_not_both(const Spec& spec, std::string_view one, std::string_view ot
   }
 }
 
-Spec parse_spec(std::string_view text) {
+bool same_method(const Spec& a, const Spec& b) {
+  const auto one_file = [&](const std::string& key) {
+    if (std::ranges::find(kFileKeys, key) == kFileKeys.end()) return false;
+    std::error_code unreadable;
+    const auto place = [&](const Spec& spec) {
+      return std::filesystem::weakly_canonical(*spec.file(key), unreadable);
+    };
+    return place(a) == place(b) && !unreadable;
+  };
+  return a.name == b.name && std::ranges::equal(a.given, b.given, [&](const auto& mine, const auto& other) {
+           return mine.first == other.first && (mine.second == other.second || one_file(mine.first));
+         });
+}
+
+std::vector<std::filesystem::path> starts_of_files(const Spec& spec) {
+  namespace fs = std::filesystem;
+  std::vector<fs::path> starts, tried = {fs::current_path()};
+  tried.insert(tried.end(), spec.folders.begin(), spec.folders.end());
+  for (const std::string_view key : kFileKeys) {
+    const fs::path path = spec.text(key).value_or("");
+    if (path.empty() || path.is_absolute()) continue;
+    std::error_code unreadable;
+    const auto has = [&](const fs::path& folder) { return fs::exists(folder / path, unreadable); };
+    if (const auto start = std::ranges::find_if(tried, has); start != tried.end())
+      starts.push_back(fs::absolute(*start));
+  }
+  return starts;
+}
+
+Spec parse_spec(std::string_view text, const std::vector<std::filesystem::path>& folders) {
   if (excerpt(text, kMaxSpec) != text) {
     throw InputError(
         fmt::format("attention spec: expected at most {} bytes of printable text, found {} bytes, '{}'",
@@ -216,6 +260,7 @@ Spec parse_spec(std::string_view text) {
   const MethodInfo& method = method_of_spec(text.substr(0, colon));
   Spec spec;
   spec.name = method.name;
+  spec.folders = folders;
   std::string_view rest = colon == std::string_view::npos ? std::string_view{} : text.substr(colon + 1);
   for (bool more = colon != std::string_view::npos; more;) {
     const std::size_t comma = rest.find(',');

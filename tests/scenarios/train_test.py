@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """train: an artefact comes out, serves `index` and `ask`, says what it is, and damaged or foreign ones are refused."""
 
+import json
 import unittest
 
 import tiny_model
@@ -110,6 +111,41 @@ class Train(ProgramTest):
                 self.assert_refused(run("ask", context, "Who?", cwd=self.folder), f"'{file.resolve()}'", spec, "index the text again")
                 away.rename(file)
                 self.assert_done(run("ask", context, "Who?", "-n", "1", cwd=self.folder))
+
+    def test_asked_in_another_folder(self):
+        """Files that a spec names by relative paths are found wherever the program is run from, and when they go where
+        the indexed text goes; full attention needs none of them."""
+        place, other, away = (self.folder / name for name in ("place", "other", "away"))
+        for folder in (place / "sub", other, away):
+            folder.mkdir(parents=True)
+        self.assert_done(run("train", "kmeans", "-m", self.model, "-f", self.text, "-o", place / "c.safetensors", "--clusters", "4", "--quiet"))
+        fingerprint = self.assert_done(run("inspect", self.model, "--json")).json()["fingerprint"]
+        (place / "p.plan").write_text(json.dumps({"lodestone_plan": 1, "model_fingerprint": fingerprint, "sink": 1, "window": 9,
+                                                  "layers": [["full", "kmeans:probes=2,weights=c.safetensors"]] * 2}))
+        for name, spec in (("named", "kmeans:probes=2,window=9,weights=c.safetensors"), ("plan", "plan:p.plan")):
+            with self.subTest(spec=spec):
+                context = place / "sub" / f"{name}.lode"
+                self.assert_done(run("index", "-m", self.model, "-f", self.text, "-o", context, "-a", spec, cwd=place))
+                asked = ("ask", context, "Who?", "-n", "2", "--json")
+                here = self.assert_done(run(*asked, cwd=place)).json()["answers"][0]
+                there = self.assert_done(run(*asked, cwd=other)).json()["answers"][0]
+                self.assertEqual((there["answer"], there["density"]), (here["answer"], here["density"]))
+                self.assertLess(there["density"], 1)
+                absolute = spec.replace("c.safetensors", str(place / "c.safetensors")).replace("p.plan", str(place / "p.plan"))
+                self.assertEqual(self.assert_done(run(*asked, "-a", absolute, cwd=other)).json()["answers"][0]["density"], here["density"])
+                added = self.folder / "more.txt"
+                added.write_text("More of it.\n" * 40, encoding="utf-8")
+                self.assert_done(run("index", "--append", context, "-f", added, "-o", other / f"{name}.lode", "--force", cwd=other))
+                self.assert_done(run("ask", other / f"{name}.lode", "Who?", "-n", "1", cwd=away))
+                for file in (context, place / "c.safetensors", place / "p.plan"):
+                    file.rename(away / file.name)
+                self.assert_done(run("ask", away / context.name, "Who?", "-n", "1", cwd=other))
+                for file in ("c.safetensors", "p.plan"):
+                    (away / file).rename(other / file)
+                self.assert_refused(run("ask", away / context.name, "Who?", cwd=place), spec.split("=")[-1].split(":")[-1])
+                self.assert_done(run("ask", away / context.name, "Who?", "-n", "1", "-a", "full", cwd=place))
+                for file in ("c.safetensors", "p.plan"):
+                    (other / file).rename(place / file)
 
     def test_saap_with_trained_keys(self):
         small = {"key-steps": 4, "key-sample": 60, "key-queries": 30, "key-hidden": 6}

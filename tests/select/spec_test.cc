@@ -3,9 +3,13 @@
 // be.
 #include "lodestone/spec.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <filesystem>
+#include <fstream>
 #include <map>
 
 #include "lodestone/error.h"
@@ -197,6 +201,43 @@ TEST(Amount, CountsAndShares) {
   EXPECT_EQ(of("1e-3", 1), 1);
   EXPECT_EQ(of("1", 77), 1);  // a whole number is a count
   EXPECT_EQ(of("5%", 0), 0);
+}
+
+/// Two folders, of which the second has a file.
+class SpecFiles : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (const char* name : {"a", "b/deep"}) std::filesystem::create_directories(folder_ / name);
+    std::ofstream(folder_ / "b/deep/x.safetensors") << "x";
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  const std::filesystem::path folder_ =
+      std::filesystem::temp_directory_path() / fmt::format("lodestone-spec-{}", getpid());
+};
+
+TEST_F(SpecFiles, AreLookedForInFolders) {
+  const std::string found = (folder_ / "b/deep/x.safetensors").string();
+  const auto file_of = [&](const std::string& path, const std::vector<std::filesystem::path>& folders) {
+    return *parse_spec("kmeans:weights=" + path, folders).file("weights");
+  };
+  EXPECT_EQ(file_of("deep/x.safetensors", {folder_ / "a", folder_ / "b"}), found);
+  EXPECT_EQ(file_of("elsewhere/x.safetensors", {folder_ / "a", folder_ / "b/deep"}), found) << "by its name";
+  EXPECT_EQ(file_of("/gone/x.safetensors", {folder_ / "b/deep"}), found);
+  EXPECT_EQ(file_of(found, {folder_ / "a"}), found);
+  EXPECT_EQ(file_of("deep/y.safetensors", {folder_ / "b"}), "deep/y.safetensors");
+  EXPECT_FALSE(parse_spec("kmeans").file("weights"));
+}
+
+TEST_F(SpecFiles, AreTheSameByWhateverPath) {
+  const Spec stored = parse_spec("kmeans:probes=2,weights=deep/x.safetensors", {folder_ / "b"});
+  const std::string path = (folder_ / "a/../b/deep/x.safetensors").string();
+  EXPECT_TRUE(same_method(stored, parse_spec("kmeans:probes=2,weights=" + path)));
+  EXPECT_FALSE(same_method(stored, parse_spec("kmeans:probes=3,weights=" + path)));
+  EXPECT_FALSE(same_method(stored, parse_spec("kmeans:probes=2,weights=" + path + ".other")));
+  EXPECT_FALSE(same_method(stored, parse_spec("kmeans:probes=2")));
+  EXPECT_EQ(starts_of_files(stored), (std::vector<std::filesystem::path>{folder_ / "b"}));
+  EXPECT_EQ(starts_of_files(parse_spec("kmeans:weights=" + path)), std::vector<std::filesystem::path>{});
 }
 
 }  // namespace

@@ -209,13 +209,20 @@ Json with_joined(const AskFlags& flags, Json result) {
   return result;
 }
 
+/// Full attention alone needs none, not even that their files are still there.
+LoadIndexes indexes_for(const AskFlags& flags) {
+  const bool full = !flags.specs.empty() &&
+                    std::ranges::all_of(flags.specs, [](const std::string& spec) { return spec == "full"; });
+  return full ? LoadIndexes::none : LoadIndexes::all;
+}
+
 void run(const AskFlags& flags) {
   check_specs(flags.specs);
   const std::vector<std::string> questions = checked_questions(flags);
   fill_template(flags.asked.prompts.question_template, "",
                 "--template");  // refused before anything is loaded
   if (!flags.asked.common.quiet) hint_at_questions(flags);
-  AskedText text = open_asked(flags.asked);
+  AskedText text = open_asked(flags.asked, indexes_for(flags));
   Context& context = text.context;
   const std::vector<Spec> stored = context.methods();
   const std::vector<AskedMethod> methods = asked_methods(flags.specs, text);

@@ -380,7 +380,7 @@ std::vector<Spec> with_automatic(std::vector<Spec> specs, const Model& model, st
   for (Spec& spec : automatic_methods(model, tokens)) {
     names.push_back(spec.str());
     const bool there =
-        std::any_of(specs.begin(), specs.end(), [&](const Spec& s) { return s.str() == spec.str(); });
+        std::any_of(specs.begin(), specs.end(), [&](const Spec& s) { return same_method(s, spec); });
     if (!there) specs.push_back(std::move(spec));
   }
   if (!names.empty() && !common.quiet)
@@ -441,7 +441,8 @@ Json index_text(IndexFlags flags) {
   const bool automatic =
       take_auto(flags.specs) ||
       (flags.append.empty() ? flags.specs.empty() : earlier->attachments.contains(kAutoAttachment));
-  std::vector<Spec> specs = parse_specs(flags.specs);
+  std::vector<Spec> specs =
+      parse_specs(flags.specs, earlier ? earlier->meta.folders : std::vector<std::filesystem::path>());
   check_output(flags, specs);
   const auto starting = start_gpu(flags.common);
   SourceText source = read_sources(flags, earlier);
@@ -480,6 +481,7 @@ Json index_text(IndexFlags flags) {
   check_output(flags, specs);  // another may have written it meanwhile
   Attachments attachments = reading.attachments;
   if (automatic) attachments[kAutoAttachment] = {.text = measure_automatic(context)};
+  start = std::chrono::steady_clock::now();
   try {
     save_context(context, flags.output, source_of(context).text, attachments);
   } catch (const RunError& error) {  // the disk is full, say
@@ -487,10 +489,12 @@ Json index_text(IndexFlags flags) {
     throw RunError(fmt::format("{}; what was read is kept in '{}'", error.what(), place.string()));
   }
   remove_shards(flags.output, {}, RemovedShards::all_others);  // of a text that ranks had indexed
+  const double save_seconds = seconds_since(start);
   log.remove();
   Json result = told(context, flags, reading, begun);
   result["prefill_seconds"] = prefill_seconds;
   result["build_seconds"] = build_seconds;
+  result["save_seconds"] = save_seconds;
   if (automatic) {
     result["auto"] = parse_json(attachments.at(kAutoAttachment).text, flags.output);
     result["chosen"] = chosen(attachments, context);
@@ -546,7 +550,9 @@ Json index_over_ranks(const IndexFlags& flags) {
   build(context, flags);
   const double build_seconds = seconds_since(start);
   set_source(context, std::move(shared.source), shared.reading.first_token);
+  start = std::chrono::steady_clock::now();
   save_shards(context, flags.output, shared.reading.attachments, *ranks());
+  const double save_seconds = seconds_since(start);
   std::array<std::int64_t, 3> sums = {ranks()->sent().messages, ranks()->sent().bytes, context.index_bytes()};
   ranks()->sum(sums);
   return {{"file", flags.output},
@@ -557,6 +563,7 @@ Json index_over_ranks(const IndexFlags& flags) {
           {"unread", list_of(source_of(context).unread)},
           {"prefill_seconds", prefill_seconds},
           {"build_seconds", build_seconds},
+          {"save_seconds", save_seconds},
           {"kv_bytes", context.kv_bytes()},
           {"index_bytes", sums[2]},
           {"ranks", {{"count", ranks()->size()}, {"messages", sums[0]}, {"bytes", sums[1]}}}};
@@ -567,12 +574,12 @@ void run(const IndexFlags& flags) {
   if (flags.common.json) return print_json(result);
   if (result.contains("chosen") && !flags.common.quiet)
     print_remark("auto takes " + result["chosen"].get<std::string>());
-  print_text(
-      fmt::format("{}: {} tokens, KV {}, indexes {}; prefill {:.1f} s, indexes {:.1f} s\n"
-                  "next: lodestone ask {} \"...\"\n",
-                  flags.output, result["tokens"].get<std::int64_t>(), human_bytes(result["kv_bytes"]),
-                  human_bytes(result["index_bytes"]), result["prefill_seconds"].get<double>(),
-                  result["build_seconds"].get<double>(), as_word(flags.output)));
+  print_text(fmt::format(
+      "{}: {} tokens, KV {}, indexes {}; prefill {:.1f} s, indexes {:.1f} s, file {:.1f} s\n"
+      "next: lodestone ask {} \"...\"\n",
+      flags.output, result["tokens"].get<std::int64_t>(), human_bytes(result["kv_bytes"]),
+      human_bytes(result["index_bytes"]), result["prefill_seconds"].get<double>(),
+      result["build_seconds"].get<double>(), result["save_seconds"].get<double>(), as_word(flags.output)));
 }
 
 void add_reading_flags(CLI::App& verb, IndexFlags& flags) {

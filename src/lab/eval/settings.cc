@@ -33,15 +33,15 @@ void add_inputs(const Spec& spec, const fs::path& folder, Inputs& inputs) {
   };
   const MethodInfo& info = find_method(spec.name);
   if (info.revision > 0) inputs.revisions += std::to_string(info.revision);
-  if (const auto file = spec.name == "plan" ? spec.text("file") : std::nullopt) {
+  if (const auto file = spec.name == "plan" ? spec.file("file") : std::nullopt) {
     add(*file);
     std::set<std::string> texts;
     for (const auto& layer : read_plan(*file).heads) texts.insert(layer.begin(), layer.end());
-    const fs::path own = spec.text("folder").value_or(folder.string());
+    const fs::path own = spec.file("folder").value_or(folder.string());
     for (const std::string& text : texts) add_inputs(parse_spec(text), own, inputs);
     return;
   }
-  if (const auto weights = spec.text("weights")) {
+  if (const auto weights = spec.file("weights")) {
     add(*weights);
   } else if (info.trained) {
     add(folder / (info.name + ".safetensors"));

@@ -51,7 +51,7 @@ struct Options {
     if (spec.text("clusters")) options.clusters = spec.amount("clusters", {});
     if (spec.text("probes")) options.probes = spec.integer("probes", 0, 1, 1 << 20);
     options.roped = spec.choice("rope", kRope[0], kRope) == "on";
-    options.weights = spec.text("weights");
+    options.weights = spec.file("weights");
     expect_not_both(spec, "clusters", "weights");
     return options;
   }

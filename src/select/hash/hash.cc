@@ -31,7 +31,7 @@ void validate(const Spec& spec) {
 
 std::unique_ptr<Selector> make_hash(const Spec& spec, const LayerGeometry& geometry,
                                     std::string_view fingerprint) {
-  const auto file = spec.text("weights");
+  const auto file = spec.file("weights");
   if (!file) {
     throw InputError("attention spec '" + spec.str() +
                      "': expected weights=FILE, as `lodestone train hash` writes it, found none");
@@ -47,7 +47,7 @@ std::unique_ptr<Selector> make_hash(const Spec& spec, const LayerGeometry& geome
 
 /// Of the file, or, where a spec names none yet, what the spec says.
 HashScheme scheme_of(const Spec& spec) {
-  if (const auto file = spec.text("weights")) return read_hash_scheme(*file);
+  if (const auto file = spec.file("weights")) return read_hash_scheme(*file);
   return {.bits = std::stoi(spec.choice("bits", kBits[0], kBits))};
 }
 

@@ -22,14 +22,17 @@ namespace lode {
 
 namespace {
 
-/// The spec of a head with the plan's dense parts, and with the artefact that lies in `folder` where its
-/// method needs one and the spec names none.
-Spec head_spec(const std::string& text, const LocalWindow& dense, const std::string& folder) {
-  Spec spec = parse_spec(text);
-  spec.dense = dense;
+/// The spec of a head with the dense parts of its plan's spec, and with the artefact that lies in that one's folder
+/// where the method needs one and the head names none. Files lie where the plan lies, or where those of its spec do.
+Spec head_spec(const std::string& text, const Spec& of_plan) {
+  namespace fs = std::filesystem;
+  std::vector<fs::path> folders = {fs::path(of_plan.file("file").value_or("")).parent_path()};
+  folders.insert(folders.end(), of_plan.folders.begin(), of_plan.folders.end());
+  Spec spec = parse_spec(text, folders);
+  spec.dense = of_plan.dense;
   const MethodInfo& info = find_method(spec.name);
-  if (info.trained && !spec.text("weights") && !folder.empty())
-    spec.given.emplace("weights", (std::filesystem::path(folder) / (info.name + ".safetensors")).string());
+  if (const auto folder = of_plan.file("folder"); folder && info.trained && !spec.text("weights"))
+    spec.given.emplace("weights", (fs::path(*folder) / (info.name + ".safetensors")).string());
   return spec;
 }
 
@@ -279,7 +282,7 @@ void finish(std::span<Selector* const> layers, std::int32_t sequence,
 }
 
 std::filesystem::path file_of(const Spec& spec) {
-  const auto file = spec.text("file");
+  const auto file = spec.file("file");
   if (!file)
     throw InputError(fmt::format("attention spec '{}': expected plan:FILE, found no file", spec.str()));
   return *file;
@@ -299,16 +302,14 @@ std::unique_ptr<Selector> make_plan(const Spec& spec, const LayerGeometry& geome
                                  geometry.layer, geometry.kv_heads, plan.heads.size(),
                                  plan.heads.front().size()));
   }
-  return std::make_unique<PlanSelector>(
-      geometry, heads_by_spec(plan, geometry.layer, geometry.dense, spec.text("folder").value_or("")),
-      fingerprint);
+  return std::make_unique<PlanSelector>(geometry, heads_by_spec(plan, geometry.layer, spec), fingerprint);
 }
 
 std::int64_t plan_index_bytes(const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {
   const Plan plan = read_plan(file_of(spec));
   const int layer = std::min(geometry.layer, static_cast<int>(plan.heads.size()) - 1);
   std::int64_t bytes = 0;
-  for (const PlanHeads& part : heads_by_spec(plan, layer, geometry.dense, spec.text("folder").value_or(""))) {
+  for (const PlanHeads& part : heads_by_spec(plan, layer, spec)) {
     const MethodInfo& info = find_method(part.spec.name);
     if (info.index_bytes) bytes += info.index_bytes(part.spec, covering(geometry, part.heads), tokens);
   }
@@ -317,13 +318,12 @@ std::int64_t plan_index_bytes(const Spec& spec, const LayerGeometry& geometry, s
 
 }  // namespace
 
-std::vector<PlanHeads> heads_by_spec(const Plan& plan, int layer, const LocalWindow& dense,
-                                     const std::string& folder) {
+std::vector<PlanHeads> heads_by_spec(const Plan& plan, int layer, const Spec& of_plan) {
   const std::vector<std::string>& heads = plan.heads[static_cast<std::size_t>(layer)];
   std::map<std::string, std::vector<int>> by_text;
   for (std::size_t h = 0; h < heads.size(); ++h) by_text[heads[h]].push_back(static_cast<int>(h));
   std::vector<PlanHeads> all;
-  for (const auto& [text, own] : by_text) all.push_back({text, head_spec(text, dense, folder), own});
+  for (const auto& [text, own] : by_text) all.push_back({text, head_spec(text, of_plan), own});
   return all;
 }
 

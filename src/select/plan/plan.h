@@ -18,9 +18,9 @@ struct PlanHeads {
   std::vector<int> heads;
 };
 
-/// In the order of their specs; artefacts that specs do not name lie in `folder`.
-std::vector<PlanHeads> heads_by_spec(const Plan& plan, int layer, const LocalWindow& dense,
-                                     const std::string& folder);
+/// In the order of their specs. `of_plan`: the spec that names the plan, whose dense parts all get; artefacts that the
+/// plan does not name lie in its `folder`.
+std::vector<PlanHeads> heads_by_spec(const Plan& plan, int layer, const Spec& of_plan);
 
 /// A selector of a layer that has such parts.
 class PlanLayer {

@@ -82,7 +82,7 @@ struct Options {
     options.batched = spec.choice("group", kGroup[0], kGroup) == kGroup[0];
     const std::string rank = spec.choice("rank", kRank[0], kRank);
     options.per_key = rank == "mass" ? 0.0f : rank == "key" ? 1.0f : 0.5f;
-    options.weights = spec.text("weights");
+    options.weights = spec.file("weights");
     if (spec.text("network").value_or("auto") != "auto")
       options.network = static_cast<std::size_t>(spec.integer("network", 1, 1, kMostSaapNetworks) - 1);
     options.alarm = spec.number("alarm", options.alarm, 1.0, 1e6);

@@ -98,6 +98,7 @@ struct Library::Entry {
   // Once it is a file:
   DType kv_type = DType::f16;
   std::int64_t file_tokens = 0;        ///< room for so many was there when it was indexed
+  std::vector<fs::path> folders;       ///< where its methods' files may be
   std::shared_ptr<Openable> openable;  ///< made when it is first asked
   std::shared_ptr<Neutral> neutral = std::make_shared<Neutral>();
 };
@@ -261,6 +262,7 @@ void Library::look_into(Entry& entry) {
     info.tokens = info.tokens_done = meta.tokens;
     entry.kv_type = meta.kv_type;
     entry.file_tokens = meta.rope_tokens;
+    entry.folders = meta.folders;
     for (const std::string& spec : meta.methods)
       if (spec != "full") info.attentions.push_back(spec);
     entry.model = model_of_fingerprint(meta.model_fingerprint);
@@ -657,7 +659,7 @@ DocumentSource Library::source_of(const Entry& entry) const {
                      most = std::max(entry.file_tokens, room);
   const std::vector<std::string> known = entry.info.attentions;
   std::vector<Spec> in_file;
-  for (const std::string& spec : known) in_file.push_back(parse_spec(spec));
+  for (const std::string& spec : known) in_file.push_back(parse_spec(spec, entry.folders));
   const auto need = [&model, device, type = entry.kv_type, tokens, most,
                      in_file](const std::vector<Spec>& specs) {
     std::vector<Spec> all = in_file;

@@ -31,7 +31,7 @@ double now() {
 
 bool has(const std::vector<Spec>& specs, const Spec& spec) {
   return spec.name == "full" ||
-         std::ranges::any_of(specs, [&](const Spec& known) { return known.str() == spec.str(); });
+         std::ranges::any_of(specs, [&](const Spec& known) { return same_method(known, spec); });
 }
 
 std::vector<Spec> with(std::vector<Spec> specs, const Spec& spec) {

@@ -252,7 +252,7 @@ std::unique_ptr<GpuSelector> make_gpu_plan(const Spec& spec, const GpuGeometry& 
 
 std::unique_ptr<GpuSelector> make_gpu_plan_for_bench(const Spec& spec, const GpuGeometry& geometry,
                                                      std::uint64_t seed, double largest) {
-  const std::string file = spec.text("file").value_or("");
+  const std::string file = spec.file("file").value_or("");
   const Plan plan = read_plan(file);
   if (std::ssize(plan.heads.front()) != geometry.kv_heads) {
     throw InputError(fmt::format("{}: expected a plan for layers of {} KV heads, found {}", file,
@@ -262,7 +262,7 @@ std::unique_ptr<GpuSelector> make_gpu_plan_for_bench(const Spec& spec, const Gpu
   for (int layer = 0; layer < geometry.layers; ++layer) {
     draft.layers.emplace_back();
     const int of_plan = layer % static_cast<int>(plan.heads.size());
-    for (const PlanHeads& heads : heads_by_spec(plan, of_plan, spec.dense, "")) draft.add(layer, heads);
+    for (const PlanHeads& heads : heads_by_spec(plan, of_plan, spec)) draft.add(layer, heads);
     if (draft.layers.back().size() > cuda::JoinTask::kMost) return nullptr;
   }
   for (Member& member : draft.members) {
