@@ -6,9 +6,12 @@ import math
 import pathlib
 import re
 import shutil
+import signal
+import subprocess
+import time
 import unittest
 
-from program import ProgramTest, run
+from program import INTERRUPTED, ProgramTest, run, start
 
 SPECS = ("-a", "full", "-a", "streaming:window=32", "-a", "topk:k=4,window=32", "-a", "kmeans:clusters=8,probes=2,window=32")
 
@@ -290,6 +293,36 @@ class Tune(ProgramTest):
         self.assert_refused(run(*made, "--tokens", "200k"), "--tokens: expected at most the model's 131072 positions")
         self.assert_refused(run(*made, "--tokens", "2k", "--check", self.text, "--lessons", "on"), "give more text (--check)")
         self.assert_refused(run(*made, "--lessons", "off"), "--check", "--lessons is off")
+
+    def test_an_interrupted_choice_goes_on(self):
+        """Stopped at some moments, the same command comes to the same plan, and takes less than beginning anew."""
+        root = pathlib.Path(__file__).resolve().parents[2]
+        made = ("tune", "-m", root / "models/pocket", "-f", root / "demo/document.txt", "--documents", "1", "--window", "63", "--tokens", "2k",
+                "--lengths", "none", "-a", "hash:budget=1/8", "-a", "hash:budget=1/32", "--cost", "bytes", "-t", "1")
+        began = time.monotonic()
+        whole = self.folder / "whole.plan"
+        report = self.assert_done(run(*made, "-o", whole, "--json", "--quiet", timeout=240)).json()
+        seconds = time.monotonic() - began
+        self.assertEqual([p.name for p in self.folder.glob(".*.partial")], [])
+        plan, went_on = self.folder / "stopped.plan", 0
+        for part in (0.4, 0.7, 0.5):
+            process = start(*made, "-o", plan)
+            self.addCleanup(process.communicate)
+            try:
+                process.wait(timeout=part * seconds)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGINT)
+                self.assertEqual(process.wait(timeout=30), INTERRUPTED)
+                went_on += (self.folder / ".stopped.plan.partial").exists()
+        self.assertGreater(went_on, 0)
+        if not plan.exists() or (self.folder / ".stopped.plan.partial").exists():
+            again = self.assert_done(run(*made, "-o", plan, "--json", "--quiet", timeout=240)).json()
+            self.assertEqual([row["measured"] for row in again["results"]], [row["measured"] for row in report["results"]])
+        self.assertEqual(json.loads(plan.read_text())["layers"], json.loads(whole.read_text())["layers"])
+        self.assertEqual([p.name for p in self.folder.glob(".*.partial")], [])
+        self.assert_refused(run(*made, "-o", plan), "stopped.plan", "--force")
+        (self.folder / ".other.plan.partial").write_text("of something else\n")
+        self.assert_refused(run(*made, "-o", self.folder / "other.plan"), ".other.plan.partial", "remove it")
 
     def test_nothing_to_lose_means_full(self):
         report = self.assert_done(self.tune("--target", "error=0.00001", "--json")).json()

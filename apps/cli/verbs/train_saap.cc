@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "base/text.h"
+#include "engine/memory.h"
 #include "lab/train/trained_on.h"
 #include "lessons.h"
 #include "lodestone/error.h"
@@ -18,13 +19,15 @@ namespace lode::cli {
 
 namespace {
 
+constexpr std::int64_t kLeastSampleMemory = std::int64_t{2} << 30;
+
 struct TrainSaapFlags {
   CommonFlags common;
   ModelFlags model;
   std::string output, checkpoint, from;
   std::vector<std::string> texts;
   std::string switch_at, tokens = "16k", filter = "pairs", variant = "residual", keys = "kmeans",
-                         type = "f16", memory = "2GiB";
+                         type = "f16", memory;
   LessonFlags lessons;
   std::int64_t prompts = 0;
   double held_out = 0.05;
@@ -100,7 +103,8 @@ SaapSettings settings_of(const TrainSaapFlags& flags, const Model& model, std::i
   settings.filter.queries = flags.filter == "both" || flags.filter == "queries";
   settings.decay = !flags.constant_rate;
   settings.from = flags.from;
-  settings.memory = parse_bytes(flags.memory, "--sample-memory");
+  settings.memory = flags.memory.empty() ? std::max(kLeastSampleMemory, available_memory() / 4)
+                                         : parse_bytes(flags.memory, "--sample-memory");
   if (settings.add_network && flags.from.empty())
     throw InputError("--add-network: expected the artefact to add a network to (--from), found none");
   if (settings.train_keys && (!flags.from.empty() || settings.balance > 0))
@@ -293,6 +297,7 @@ void add_data_flags(CLI::App& verb, TrainSaapFlags& flags) {
           "--sample-memory", flags.memory,
           "for the sampled queries of heads that are trained side by side; where it holds fewer layers "
           "than there are, prompts are read anew for each group of them")
+      ->default_str("a quarter of what is free, at least 2GiB")
       ->check(byte_size());
   verb.add_option("--late", s.late, "share of a prompt's queries that are among its last ones")
       ->check(number(0.0, 1.0));

@@ -6,6 +6,9 @@
 
 #include <algorithm>
 
+#include "base/file.h"
+#include "base/hash.h"
+#include "base/hidden_name.h"
 #include "cli.h"
 #include "lessons.h"
 #include "lodestone/error.h"
@@ -136,7 +139,14 @@ void run(TuneFlags& flags) {
   if (!flags.check.empty()) expect_apart(flags.out, {flags.check});
   const std::vector<Spec> asked = parse_specs(flags.specs);
   expect_apart(flags.out, files_of(asked, flags.model.model));
-  expect_new(flags.out, flags.force);
+  StepLog log(hidden_beside(flags.out, "partial"));
+  const Json plan_of_log = {{"plan", std::filesystem::absolute(flags.out).string()}};
+  const auto expect_place = [&] {
+    const Json* const own = log.find(plan_of_log);
+    if (own == nullptr || !std::filesystem::exists(flags.out) || *own != hash_hex(read_file(flags.out)))
+      expect_new(flags.out, flags.force);
+  };
+  expect_place();
   for (const Spec& spec : asked) {
     if (spec.name == "plan")
       throw InputError(fmt::format("tune: expected methods to choose from, found the plan '{}'", spec.str()));
@@ -156,15 +166,21 @@ void run(TuneFlags& flags) {
   for (const std::string& text : flags.specs.empty() ? usual_candidates(*model) : flags.specs)
     candidates.push_back({text, parse_spec(text)});
   // What hours have chosen is kept when its check or its timing ends early.
-  bool written = false;
   const auto keep = [&](const Plan& plan) {
-    if (!written) expect_new(flags.out, flags.force);  // another may have written it meanwhile
+    expect_place();  // another may have written it meanwhile
     write_plan(flags.out, plan);
-    written = true;
+    log.add(plan_of_log, hash_hex(read_file(flags.out)));
   };
   flags.options.on_plan = keep;
-  const TuneReport report = tune(model, texts.chosen_on, texts.checked_on, candidates, flags.options);
-  keep(report.plan);
+  flags.options.log = &log;
+  TuneReport report;
+  resumable(
+      log.path(), [&] { return !log.empty(); },
+      [&] {
+        report = tune(model, texts.chosen_on, texts.checked_on, candidates, flags.options);
+        keep(report.plan);
+      });
+  log.remove();
   say_dense(asked, flags.options.probe.dense, flags.common);
   flags.common.json ? print_json(report.json()) : print_text(report.table());
 }
@@ -195,11 +211,11 @@ void add_tune(CLI::App& app) {
       ->required()
       ->check(output_file());
   add_force_flag(verb, flags->force);
-  verb.add_option(
-          "--target", flags->target,
-          "error=E (relative output error), loss=NATS (a token), agreement=SHARE (of next tokens), "
-          "kept=SHARE (of the tokens that full attention finds in the far past and sink and window alone do "
-          "not) or recovered=SHARE (of what full attention predicts better than sink and window alone)")
+  verb.add_option("--target", flags->target,
+                  "error=E (relative output error), loss=NATS (a token), agreement=SHARE (of next tokens), "
+                  "kept=SHARE (of the tokens that full attention is sure of and sink and window alone do not "
+                  "find) or "
+                  "recovered=SHARE (of what full attention predicts better than sink and window alone)")
       ->default_str("kept=0.98; of texts as they are agreement=0.99");
   verb.add_option("--cost", flags->cost,
                   "what the plan is to have little of: bytes, time (of a step on this device) or both");

@@ -266,7 +266,8 @@ class Probing {
     report.gap_tokens = std::count(needs_past.begin(), needs_past.end(), true);
     std::vector<bool> far(full.size());  // found there
     for (std::size_t i = 0; i < far.size(); ++i)
-      far[i] = predictions[0].right[i] > 0 && predictions[1].right[i] == 0;
+      far[i] =
+          predictions[0].right[i] > 0 && std::exp(-full[i]) >= options_.sure && predictions[1].right[i] == 0;
     report.found_tokens = std::count(far.begin(), far.end(), true);
     const double gap = mean_where(streaming, needs_past) - mean_where(full, needs_past);
     for (std::size_t m = 0; m < report.rows.size(); ++m) {

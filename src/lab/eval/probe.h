@@ -31,6 +31,9 @@ struct ProbeOptions {
   bool kv_error = true;     ///< where keys and values are quantised: reads the text a second time, in 16 bits
   bool divergence = false;  ///< keeps full attention's predictions [last, vocab] in memory to compare with
   double gap = 0.5;  ///< nats by which full must beat streaming for a token to count as needing the past
+  /// Probability that full attention must give a token for it to count as found: of those that it is less sure of, a
+  /// method that loses nothing turns some over, too.
+  double sure = 0.9;
   Progress::Mode progress = Progress::Mode::automatic;
   std::string title = "probe";  ///< of the progress
 };
@@ -55,8 +58,8 @@ struct ProbeRow {
   double gap_loss = 0;              ///< over the tokens that need the past; 0 when there are none
   std::optional<double> recovered;  ///< (streaming - this) / (streaming - full) over those tokens
   double agreement = 1;  ///< share of the last tokens whose likeliest next token is full attention's
-  /// Of the tokens that full attention finds in the far past (they are its likeliest, and not those of sink and window
-  /// alone), the share that are this row's likeliest, too. No value when there are none.
+  /// Of the tokens that full attention finds in the far past (it is sure of them, and they are not the likeliest of sink
+  /// and window alone), the share that are this row's likeliest, too. No value when there are none.
   std::optional<double> kept;
   /// Kullback-Leibler divergence of the predictions from full attention's, nats per token, if asked for; over
   /// all of the last tokens, and over those that need the past.

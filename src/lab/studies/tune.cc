@@ -11,6 +11,8 @@
 #include <map>
 
 #include "base/text.h"
+#include "lab/eval/settings.h"
+#include "lab/studies/probe_once.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -179,7 +181,7 @@ class Tuner {
     std::map<std::string, std::vector<Choice>> by_spec;  // [L * Hkv]
     const auto heads = static_cast<std::size_t>(config.layers * config.kv_heads);
     for (const std::string& text : texts_) {
-      const ProbeReport report = probe(model_, text, candidates_, titled("methods alone"));
+      const ProbeReport report = probe_once(options_.log, model_, text, candidates_, titled("methods alone"));
       for (std::size_t m = 1; m < report.rows.size(); ++m) {
         const ProbeRow& row = report.rows[m];
         const std::string spec = m == 1 ? "streaming" : spec_of(row.attention);
@@ -206,12 +208,24 @@ class Tuner {
     return choices;
   }
 
+  /// Measured anew, times would differ, and with them the plans that were tried before.
+  std::map<std::string, double> step_times_once(std::int64_t tokens) const {
+    if (options_.log == nullptr) return step_times(model_, tokens, candidates_, options_);
+    Json specs = Json::array();
+    for (const NamedSpec& c : candidates_) specs.push_back(probe_spec(c.spec, options_.probe.dense).str());
+    const Json key = {
+        {"run", run_settings(*model_, options_.probe.context)}, {"steps of", tokens}, {"specs", specs}};
+    const Json* done = options_.log->find(key);
+    if (done == nullptr) done = &options_.log->add(key, step_times(model_, tokens, candidates_, options_));
+    return done->get<std::map<std::string, double>>();
+  }
+
   /// Costs as the options want them; `full` costs 1 of each.
   Choices with_times(Choices choices) {
     if (options_.cost == TuneCost::bytes) return choices;
     const std::int64_t tokens =
         options_.time_at > 0 ? options_.time_at : longest_of(model_->tokenizer(), texts_);
-    const std::map<std::string, double> times = step_times(model_, tokens, candidates_, options_);
+    const std::map<std::string, double> times = step_times_once(tokens);
     times_told_ = !times.empty();
     if (!times_told_) return choices;
     for (auto& of_head : choices) {
@@ -390,7 +404,7 @@ class Tuner {
     std::vector<Measured> all(plans.size());
     std::vector<std::vector<double>> by_text(plans.size());
     for (const std::string& text : texts_) {
-      const ProbeReport report = probe(model_, text, specs, options);
+      const ProbeReport report = probe_once(options_.log, model_, text, specs, options);
       for (std::size_t i = 0; i < all.size(); ++i) {
         const ProbeRow& row = report.rows[report.row_of[i]];
         by_text[i].push_back(options_.target.measure(row, report.rows[0]));
@@ -458,7 +472,7 @@ std::vector<TunedRow> check(const std::shared_ptr<const Model>& model, const std
   std::vector<TunedRow> rows;
   std::int64_t tokens = 0;
   for (const std::string& text : texts) {
-    const ProbeReport report = probe(model, text, specs, probe_options);
+    const ProbeReport report = probe_once(options.log, model, text, specs, probe_options);
     add_measures(report, options.target, 1.0 / static_cast<double>(texts.size()), rows);
     tokens = std::max(tokens, report.tokens);
   }
@@ -501,7 +515,7 @@ void check_lengths(const Model& model, const TuneOptions& options) {
 
 /// How many tokens of a text the target counts. What a plan is to find in the far past must be there, in every text;
 /// that is seen before anything is measured.
-std::int64_t check_far_past(const std::shared_ptr<const Model>& model, std::string_view text,
+std::int64_t check_far_past(const std::shared_ptr<const Model>& model, const std::string& text,
                             const std::string& name, const TuneOptions& options) {
   constexpr std::int64_t kFewest = 8;
   if (!options.target.of_far_past()) return options.probe.last;
@@ -509,7 +523,7 @@ std::int64_t check_far_past(const std::shared_ptr<const Model>& model, std::stri
   probe_options.title = "far past";
   probe_options.measured = 0;
   probe_options.kv_error = false;
-  const ProbeReport report = probe(model, text, {}, probe_options);
+  const ProbeReport report = probe_once(options.log, model, text, {}, probe_options);
   const bool kept = options.target.kind == TuneTarget::Kind::kept;
   const std::int64_t found = kept ? report.found_tokens : report.gap_tokens;
   if (found >= kFewest) return found;
@@ -517,7 +531,8 @@ std::int64_t check_far_past(const std::shared_ptr<const Model>& model, std::stri
       fmt::format("--target {}: {}: expected at least {} of the last {} tokens (--last) that full attention "
                   "predicts {}, found {}",
                   options.target.name(), name, kFewest, options.probe.last,
-                  kept ? "rightly and sink and window alone do not"
+                  kept ? fmt::format("rightly with a probability of {} and sink and window alone do not",
+                                     options.probe.sure)
                        : fmt::format("better than sink and window alone by {} nats", options.probe.gap),
                   found));
 }

@@ -12,6 +12,7 @@
 
 #include "lab/bench/decode.h"
 #include "lab/eval/probe.h"
+#include "lab/studies/step_log.h"
 #include "select/plan/file.h"
 
 namespace lode {
@@ -62,6 +63,7 @@ struct TuneOptions {
   /// goes.
   std::optional<std::vector<std::int64_t>> lengths;
   std::function<void(const Plan&)> on_plan;  ///< called once it is chosen, before it is checked and timed
+  StepLog* log = nullptr;                    ///< steps that are done are found there; may be null
 };
 
 /// One way to attend, on the texts that the plan was not made for: means over them.
