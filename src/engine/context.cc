@@ -16,6 +16,7 @@
 #include "lodestone/error.h"
 #include "model/kv_shape.h"
 #include "select/device_keys.h"
+#include "select/made_for_length.h"
 #include "select/of_layers.h"
 #include "select/shared/branches.h"
 #include "select/shared/orders_rows.h"
@@ -89,11 +90,12 @@ WorkReport report_of(const ForwardWork& work, std::int64_t tokens) {
           .notice = {}};
 }
 
-std::string notice_of(const AttachedMethod& method) {
+std::string notice_of(const AttachedMethod& method, std::int64_t tokens) {
   std::string first;
   int more = 0;
   for (const Selector* selector : method.selectors) {
-    const std::string notice = selector != nullptr ? selector->notice(0) : std::string();
+    std::string notice = selector != nullptr ? selector->notice(0) : std::string();
+    if (notice.empty()) notice = remark_on_length(selector, tokens);  // a GPU's index is not the selector's
     if (!first.empty() && !notice.empty()) ++more;
     if (first.empty()) first = notice;
   }
@@ -364,7 +366,8 @@ WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, 
                                       attached->spec.dense.sink, attached->spec.dense.window);
   }
   if (attached != nullptr)
-    report.notice = sparse && !audit.fallen_back().empty() ? audit.notice() : notice_of(*attached);
+    report.notice =
+        sparse && !audit.fallen_back().empty() ? audit.notice() : notice_of(*attached, this->tokens());
   if (const std::string remark = remark_on_host(on_host_before); !remark.empty())
     report.notice += (report.notice.empty() ? "" : "; ") + remark;
   return report;
@@ -573,7 +576,8 @@ MethodId Context::attach(const Spec& spec) {
                                     .dense = spec.dense,
                                     .rope = &c.llama.rope_of(layer, c.rope),
                                     .pool = &c.model->pool(),
-                                    .seed = c.options.seed};
+                                    .seed = c.options.seed,
+                                    .kv_type = c.options.kv_type};
     const bool dense = layer < spec.dense_layers || !c.config.plan.layer(layer).chooses();
     method.owned.push_back(dense ? nullptr : info.make(complete, geometry, c.model->fingerprint()));
     method.selectors.push_back(method.owned.back().get());

@@ -141,8 +141,9 @@ bool chooses_by_prompt(const AttachedMethod& method);
 std::string choice_on_host(const Spec& spec);
 /// Says what the host did in a GPU's place; empty for nothing.
 std::string remark_on_host(std::span<const std::string> what);
-/// What the selectors of a method say of the text: the first that says something, and how many others do.
-std::string notice_of(const AttachedMethod& method);
+/// What the selectors of a method say of a context of so many tokens: the first that says something, and how many others
+/// do.
+std::string notice_of(const AttachedMethod& method, std::int64_t tokens);
 
 /// InputError where it shows without a text that one which has been read cannot be indexed for a method: it does not
 /// fit the model, lacks its artefact, or learns from the prefill itself.

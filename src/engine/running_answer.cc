@@ -457,7 +457,7 @@ Answer RunningAnswer::finish(Ending ending) {
     g.thoughts = text_->finish_thoughts();
     if (g.stopped) g.stop = text_->stop();
   }
-  if (sequence_->method() != nullptr) g.work.notice = notice_of(*sequence_->method());
+  if (sequence_->method() != nullptr) g.work.notice = notice_of(*sequence_->method(), sequence_->tokens());
   if (audit_) {
     g.work += audited_;
     answer_.full_layers = audit_->fallen_back();

@@ -12,6 +12,15 @@
 
 namespace lode {
 
+namespace {
+
+/// Whether keys are so coarse that what was made on exact ones may choose others.
+bool few_bits(DType type) {
+  return type == DType::q8 || type == DType::q4;
+}
+
+}  // namespace
+
 TrainedOn TrainedOn::parse(std::string_view training) {
   const Json made = Json::parse(training, nullptr, false);
   const auto number = [&](const char* key) {
@@ -22,6 +31,9 @@ TrainedOn TrainedOn::parse(std::string_view training) {
   trained.said = made.is_object();
   if (const Json& rope = json_member(made, "rope_fingerprint"); rope.is_string())
     trained.rope = rope.get<std::string>();
+  if (const Json& type = json_member(made, "kv_type"); type.is_string())
+    trained.kv_type = type.get<std::string>();
+  trained.longest = static_cast<std::int64_t>(number("longest"));
   const std::uint64_t prompts = number("prompts"), ends = number("shift_to");
   if (prompts == 0) return trained;
   const std::uint64_t read = number("tokens") / prompts, shift = number("shift");
@@ -30,20 +42,27 @@ TrainedOn TrainedOn::parse(std::string_view training) {
   return trained;
 }
 
-std::string TrainedOn::rope_remark(std::string_view method, const Rope* turned_by) const {
-  if (turned_by == nullptr || !said) return {};
-  if (!rope.empty() && rope != rope_fingerprint(*turned_by))
+std::string TrainedOn::remark(std::string_view what, const LayerGeometry& geometry) const {
+  if (!said) return {};
+  const Rope* const turned_by = geometry.rope;
+  if (turned_by != nullptr && !rope.empty() && rope != rope_fingerprint(*turned_by))
     return fmt::format(
-        "an artefact of {} that was trained under another RoPE (--rope-factor) than this context has: expect "
-        "it to "
-        "miss what is far, or train it with this factor",
-        method);
-  if (rope.empty() && turned_by->attention_scaling() != 1.0f)
+        "{} that was made under another RoPE (--rope-factor) than this context has: expect it to miss what "
+        "is far, or "
+        "make one with this factor",
+        what);
+  if (turned_by != nullptr && rope.empty() && turned_by->attention_scaling() != 1.0f)
     return fmt::format(
-        "a context with a stretched RoPE, and an artefact of {} that does not say that it was trained for "
-        "one: expect "
-        "it to miss what is far, or train it with this --rope-factor",
-        method);
+        "a context with a stretched RoPE, and {} that does not say that it was made for one: expect it to "
+        "miss what is "
+        "far, or make one with this --rope-factor",
+        what);
+  if (!kv_type.empty() && few_bits(geometry.kv_type) && kv_type != name_of(geometry.kv_type))
+    return fmt::format(
+        "{} that was made on keys in {}, and this context's are in {}: expect it to miss some, or make one "
+        "with this "
+        "--kv-type",
+        what, kv_type, name_of(geometry.kv_type));
   return {};
 }
 

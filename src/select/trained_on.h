@@ -6,20 +6,23 @@
 #include <string>
 #include <string_view>
 
-namespace lode {
+#include "lodestone/selector.h"
 
-class Rope;
+namespace lode {
 
 struct TrainedOn {
   bool said = false;  ///< whether there is anything about its training
   /// Tokens of a training prompt on average, and how much further queries were shifted; 0 = not said.
   std::int64_t reach = 0;
-  std::string rope;  ///< rope_fingerprint() of the training contexts; empty = not said
+  std::int64_t longest = 0;  ///< tokens of the longest training prompt; 0 = not said
+  std::string rope;          ///< rope_fingerprint() of the training contexts; empty = not said
+  std::string kv_type;       ///< of their keys and values; empty = not said
 
   /// The artefact's "training", a JSON object; of anything else nothing is known.
   static TrainedOn parse(std::string_view training);
-  /// Why an artefact of `method` may miss keys under this RoPE; empty when nothing speaks against it.
-  std::string rope_remark(std::string_view method, const Rope* rope) const;
+  /// Why `what` ("an artefact of hash") may miss keys in contexts of this RoPE and type of keys; empty when nothing
+  /// speaks against it.
+  std::string remark(std::string_view what, const LayerGeometry& geometry) const;
 };
 
 /// Of frequencies and attention scaling.

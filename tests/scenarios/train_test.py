@@ -115,7 +115,7 @@ class Train(ProgramTest):
     def test_asked_in_another_folder(self):
         """Files that a spec names by relative paths are found wherever the program is run from, and when they go where
         the indexed text goes; full attention needs none of them."""
-        place, other, away = (self.folder / name for name in ("place", "other", "away"))
+        place, other, away = (self.folder / name for name in ("place", "another", "away"))
         for folder in (place / "sub", other, away):
             folder.mkdir(parents=True)
         self.assert_done(run("train", "kmeans", "-m", self.model, "-f", self.text, "-o", place / "c.safetensors", "--clusters", "4", "--quiet"))

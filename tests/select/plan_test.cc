@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plans: a head chooses what its method alone would choose for it, whichever heads are beside it; files that
 // do not fit are refused.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "select/made_for_length.h"
 #include "select/methods.h"
 #include "select/plan/file.h"
 #include "support/forged_index.h"
@@ -19,6 +21,7 @@ constexpr WorldShape kShape = {.kv_heads = 3, .group = 2, .d = 64, .dense = {2, 
 Plan plan_of(const std::vector<std::string>& heads) {
   return {.model_fingerprint = "model",
           .note = "by hand",
+          .chosen_on = "",
           .dense = kShape.dense,
           .heads = std::vector<std::vector<std::string>>(4, heads)};
 }
@@ -71,6 +74,34 @@ TEST(Plan, TheFileSaysTheDensePartsUnlessTheSpecDoes) {
   EXPECT_EQ(parse_spec("plan:" + path).str(), "plan:file=" + path);
   EXPECT_EQ(parse_spec("plan:" + path + ",window=64").dense.window, 64);
   EXPECT_EQ(parse_spec(parse_spec("plan:" + path).str()).dense.sink, 2);
+}
+
+TEST(Plan, SaysWhatItWasChosenOnAndWhatIsUnlikeIt) {
+  ThreadPool pool(1);
+  World world(kShape);
+  const TestFolder folder;
+  const std::string path = (folder / "plan.json").string();
+  const auto selector_of = [&](const std::string& chosen_on, DType kv_type) {
+    Plan plan = plan_of({"full", "topk:k=5", "full"});
+    plan.chosen_on = chosen_on;
+    write_plan(path, plan);
+    EXPECT_EQ(read_plan(path).chosen_on, chosen_on);
+    LayerGeometry geometry = world.geometry(pool);
+    geometry.kv_type = kv_type;
+    return make("plan:" + path, geometry);
+  };
+  const std::string texts = R"({"kv_type":"f16","longest":400,"prompts":2,"tokens":500})";
+  const auto like = selector_of(texts, DType::bf16);
+  EXPECT_EQ(like->notice(0), "");
+  EXPECT_EQ(remark_on_length(like.get(), 800), "");
+  EXPECT_THAT(remark_on_length(like.get(), 801),
+              testing::AllOf(testing::HasSubstr("801"), testing::HasSubstr("400")));
+  EXPECT_THAT(selector_of(texts, DType::q4)->notice(0),
+              testing::HasSubstr("f16, and this context's are in q4"));
+  EXPECT_THAT(selector_of(R"({"rope_fingerprint":"another"})", DType::f16)->notice(0),
+              testing::HasSubstr("another RoPE"));
+  const auto silent = selector_of("", DType::q4);
+  EXPECT_EQ(silent->notice(0) + remark_on_length(silent.get(), 1 << 20), "");
 }
 
 TEST(Plan, FilesThatDoNotFitAreRefused) {

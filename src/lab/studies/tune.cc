@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "lab/eval/settings.h"
 #include "lab/studies/probe_once.h"
+#include "lab/train/trained_on.h"
 #include "lodestone/error.h"
 
 namespace lode {
@@ -326,6 +327,7 @@ class Tuner {
     Trial trial;
     trial.plan = {.model_fingerprint = std::string(model_->fingerprint()),
                   .note = "",
+                  .chosen_on = "",
                   .dense = options_.probe.dense,
                   .heads = {}};
     trial.plan.heads.resize(static_cast<std::size_t>(model_->config().layers));
@@ -833,6 +835,19 @@ std::vector<std::string> usual_candidates(const Model& model) {
   return specs;
 }
 
+namespace {
+
+/// What the plan says of the texts that it was chosen on.
+Json chosen_on(const std::shared_ptr<const Model>& model, const std::vector<std::string>& texts,
+               const TuneOptions& options) {
+  std::vector<Prompt> prompts;
+  for (const std::string& text : texts)
+    prompts.push_back({"", model->tokenizer().encode(text, Tokenizer::Bos::as_template)});
+  return trained_on(model, options.probe.context, prompts);
+}
+
+}  // namespace
+
 TuneReport tune(const std::shared_ptr<const Model>& model, const std::vector<std::string>& texts,
                 const std::vector<std::string>& check_texts, const std::vector<NamedSpec>& candidates,
                 const TuneOptions& options) {
@@ -847,6 +862,7 @@ TuneReport tune(const std::shared_ptr<const Model>& model, const std::vector<std
   Tuner tuner(model, texts, counted, candidates, options);
   report.plan = tuner.choose();
   report.times_told = tuner.times_told();
+  report.plan.chosen_on = chosen_on(model, texts, options).dump();
   if (options.on_plan) options.on_plan(report.plan);
   report.rows = check(model, check_texts, candidates, report.plan, options);
   const TunedRow* const best = report.best_single();

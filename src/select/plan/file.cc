@@ -44,6 +44,7 @@ Plan read_plan(const std::filesystem::path& path) {
   json_int(json, "lodestone_plan", where, kVersion, kVersion);
   Plan plan = {.model_fingerprint = json_string(json, "model_fingerprint", where),
                .note = json_has(json, "note") ? json_string(json, "note", where) : "",
+               .chosen_on = json_has(json, "chosen_on") ? json_member(json, "chosen_on").dump() : "",
                .dense = {.sink = json_int(json, "sink", where, 0, 1 << 30),
                          .window = json_int(json, "window", where, 1, 1 << 30)},
                .heads = {}};
@@ -72,6 +73,7 @@ void write_plan(const std::filesystem::path& path, const Plan& plan) {
   Json json = {{"lodestone_plan", kVersion},  {"model_fingerprint", plan.model_fingerprint},
                {"note", plan.note},           {"sink", plan.dense.sink},
                {"window", plan.dense.window}, {"layers", plan.heads}};
+  if (!plan.chosen_on.empty()) json["chosen_on"] = Json::parse(plan.chosen_on);
   AtomicFile file(path);
   const std::string text = json.dump(1) + "\n";
   file.write(std::as_bytes(std::span(text)));

@@ -14,8 +14,9 @@ namespace lode {
 
 struct Plan {
   std::string model_fingerprint;
-  std::string note;                             ///< for people: what the plan was measured to do
-  LocalWindow dense;                            ///< of all heads alike
+  std::string note;       ///< for people: what the plan was measured to do
+  std::string chosen_on;  ///< JSON that TrainedOn reads: the texts' lengths, RoPE, type of keys
+  LocalWindow dense;      ///< of all heads alike
   std::vector<std::vector<std::string>> heads;  ///< [L][Hkv] specs
 };
 

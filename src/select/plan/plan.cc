@@ -15,8 +15,10 @@
 #include "lodestone/error.h"
 #include "lodestone/spec.h"
 #include "select/device_keys.h"
+#include "select/made_for_length.h"
 #include "select/methods.h"
 #include "select/shared/branches.h"
+#include "select/trained_on.h"
 
 namespace lode {
 
@@ -73,10 +75,15 @@ std::vector<float> pick(std::span<const float> all, std::int64_t tokens, const s
   return out;
 }
 
-class PlanSelector final : public Selector, public PlanLayer, public Branches, public BuiltByDevice {
+class PlanSelector final : public Selector,
+                           public PlanLayer,
+                           public Branches,
+                           public BuiltByDevice,
+                           public MadeForLength {
  public:
-  PlanSelector(const LayerGeometry& geometry, std::vector<PlanHeads> by_spec, std::string_view fingerprint)
-      : geometry_(geometry) {
+  PlanSelector(const LayerGeometry& geometry, std::vector<PlanHeads> by_spec, const TrainedOn& chosen_on,
+               std::string_view fingerprint)
+      : geometry_(geometry), longest_(chosen_on.longest), made_remark_(chosen_on.remark("a plan", geometry)) {
     for (PlanHeads& heads : by_spec) {
       const MethodInfo& info = find_method(heads.spec.name);
       const LayerGeometry part = covering(geometry, heads.heads);
@@ -236,6 +243,17 @@ class PlanSelector final : public Selector, public PlanLayer, public Branches, p
     for (const auto& part : parts_) {
       if (std::string text = part.selector->notice(sequence); !text.empty()) return text;
     }
+    return made_remark_;
+  }
+  std::string remark_on_length(std::int64_t tokens) const override {
+    if (longest_ > 0 && tokens > kBeyondReach * longest_)
+      return fmt::format(
+          "a context of {} tokens, and a plan that was chosen on texts of {} at most: heads may need other "
+          "methods there "
+          "(tune --tokens chooses for this length)",
+          tokens, longest_);
+    for (const auto& part : parts_)
+      if (std::string text = lode::remark_on_length(part.selector.get(), tokens); !text.empty()) return text;
     return {};
   }
 
@@ -248,6 +266,8 @@ class PlanSelector final : public Selector, public PlanLayer, public Branches, p
   }
 
   const LayerGeometry geometry_;
+  const std::int64_t longest_;     // tokens of the texts that the plan was chosen on; 0 = not said
+  const std::string made_remark_;  // of their RoPE and keys
   std::vector<lode::Part> parts_;
   std::set<std::int32_t> branches_;  // ids
   Selection chosen_;
@@ -302,7 +322,8 @@ std::unique_ptr<Selector> make_plan(const Spec& spec, const LayerGeometry& geome
                                  geometry.layer, geometry.kv_heads, plan.heads.size(),
                                  plan.heads.front().size()));
   }
-  return std::make_unique<PlanSelector>(geometry, heads_by_spec(plan, geometry.layer, spec), fingerprint);
+  return std::make_unique<PlanSelector>(geometry, heads_by_spec(plan, geometry.layer, spec),
+                                        TrainedOn::parse(plan.chosen_on), fingerprint);
 }
 
 std::int64_t plan_index_bytes(const Spec& spec, const LayerGeometry& geometry, std::int64_t tokens) {

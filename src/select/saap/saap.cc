@@ -43,6 +43,7 @@
 #include "kernels/exponentials.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
+#include "select/made_for_length.h"
 #include "select/methods.h"
 #include "select/saap/artefact.h"
 #include "select/saap/int8_net.h"
@@ -61,9 +62,6 @@ constexpr std::array<std::string_view, 2> kGroup = {"batched", "independent"};
 constexpr std::array<std::string_view, 3> kRank = {"root", "mass", "key"};
 constexpr std::int64_t kAlarmKeys = 1024;    // fewer keys say nothing of a text
 constexpr std::int64_t kAlarmQueries = 256;  // fewer choices neither
-/// The shipped artefact's first network (16k) is as good at 32k, and loses a fifth of the lookups at 64k
-/// (docs/results/saap.md).
-constexpr std::int64_t kBeyondReach = 2;
 
 struct Options {
   std::optional<std::int64_t> clusters;
@@ -100,7 +98,11 @@ struct Options {
   }
 };
 
-class Saap final : public PartitionSelector, public BucketChooser, public SharesIndex, public Branches {
+class Saap final : public PartitionSelector,
+                   public BucketChooser,
+                   public SharesIndex,
+                   public Branches,
+                   public MadeForLength {
  public:
   Saap(const Spec& spec, const LayerGeometry& geometry, std::string_view fingerprint)
       : PartitionSelector(geometry),
@@ -112,7 +114,8 @@ class Saap final : public PartitionSelector, public BucketChooser, public Shares
                        "saap makes one), found neither");
     }
     layer_ = read_saap(*options_.weights, geometry, fingerprint);
-    rope_remark_ = TrainedOn::parse(layer_.stretches.front().training).rope_remark("saap", geometry.rope);
+    made_remark_ =
+        TrainedOn::parse(layer_.stretches.front().training).remark("an artefact of saap", geometry);
     if (options_.clusters.value_or(layer_.buckets()) != layer_.buckets()) {
       throw InputError(fmt::format("attention spec '{}': key 'clusters': expected {} as in {}, found {}",
                                    spec.str(), layer_.buckets(), *options_.weights, *options_.clusters));
@@ -187,6 +190,7 @@ class Saap final : public PartitionSelector, public BucketChooser, public Shares
     return PartitionSelector::index_bytes() + (fallback_ != nullptr ? fallback_->index_bytes() : 0);
   }
   std::string notice(std::int32_t sequence) const override;
+  std::string remark_on_length(std::int64_t tokens) const override;
   std::optional<BucketChoice> bucket_choice() const override {
     const auto near_only = [](const SaapHead& head) { return head.near_only; };
     if (!options_.batched || fallback_ != nullptr) return std::nullopt;
@@ -250,7 +254,7 @@ class Saap final : public PartitionSelector, public BucketChooser, public Shares
 
   Options options_;
   SaapLayer layer_;
-  std::string rope_remark_;
+  std::string made_remark_;
   std::vector<Int8Net> rounded_;                  // [K, Hkv], from the first choice on: a device has its own
   std::unique_ptr<Selector> fallback_;            // null: none
   std::map<std::int32_t, double> alarms_;         // imbalance of the context in units of the training text's
@@ -377,6 +381,16 @@ std::int64_t Saap::good_for(std::int64_t tokens) const {
   return std::max<std::int64_t>(reach, layer_.stretches[network + 1].from);  // as far as the file gives it
 }
 
+std::string Saap::remark_on_length(std::int64_t tokens) const {
+  const std::int64_t most = good_for(tokens);
+  if (most == 0 || tokens <= most) return {};
+  return fmt::format(
+      "a context of {} tokens, and saap's artefact was trained for {}: expect it to miss what is far (train "
+      "with longer "
+      "prompts, or another network with --add-network --shift, or take another method)",
+      tokens, layer_.stretches[network_for(static_cast<Position>(tokens))].reach());
+}
+
 std::string Saap::notice(std::int32_t sequence) const {
   const auto found = alarms_.find(sequence);
   if (found != alarms_.end() && found->second >= options_.alarm) {
@@ -388,16 +402,8 @@ std::string Saap::notice(std::int32_t sequence) const {
                              : "expect to read more than usual (fallback=full would attend exactly)");
   }
   const auto length = lengths_.find(sequence);
-  if (length != lengths_.end()) {
-    const std::int64_t tokens = length->second, most = good_for(tokens);
-    if (most > 0 && tokens > most) {
-      return fmt::format(
-          "a context of {} tokens, and saap's artefact was trained for {}: expect it to miss what is far "
-          "(train with longer prompts, or another network with --add-network --shift, or take another "
-          "method)",
-          tokens, layer_.stretches[network_for(static_cast<Position>(tokens))].reach());
-    }
-  }
+  const std::string too_long = length == lengths_.end() ? std::string() : remark_on_length(length->second);
+  if (!too_long.empty()) return too_long;
   const auto asked = live_.find(sequence);
   for (std::size_t k = 0; asked != live_.end() && k < layer_.stretches.size(); ++k) {
     const Live& live = asked->second[k];
@@ -414,7 +420,7 @@ std::string Saap::notice(std::int32_t sequence) const {
         "expected",
         geometry_.layer, 100 * share, 100 * expected);
   }
-  return rope_remark_;
+  return made_remark_;
 }
 
 // Sections: those of the buckets; "artefact", the fingerprint of the layer's networks; "alarm", float64.

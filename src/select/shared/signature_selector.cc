@@ -12,6 +12,7 @@
 #include "ann/hashing/code_search.h"
 #include "kernels/select/signature.h"
 #include "lodestone/error.h"
+#include "select/made_for_length.h"
 #include "select/shared/per_token.h"
 #include "select/shared/signatures.h"
 
@@ -26,8 +27,6 @@ constexpr std::array<std::string_view, 2> kTies = {"newest", "all"};
 constexpr std::array<std::string_view, 3> kTables = {"auto", "on", "off"};
 
 // Measured: fewer keys, or a larger share of them, are found as fast by a pass over all signatures.
-constexpr std::int64_t kBeyondReach =
-    2;  // as of saap: half as long again loses little, four times as long much
 constexpr std::int64_t kKeysForTables = std::int64_t{1} << 20, kLeastShareOfBudget = 512;
 
 /// Whether tables can serve: they tell keys by the distance of one 32-bit signature to all queries.
@@ -43,14 +42,14 @@ bool wants_tables(const SignatureOptions& options, const HashScheme& scheme, std
          (keys >= kKeysForTables && options.budget.of(keys) <= keys / kLeastShareOfBudget);
 }
 
-class SignatureSelector final : public PerTokenSelector {
+class SignatureSelector final : public PerTokenSelector, public MadeForLength {
  public:
   SignatureSelector(const LayerGeometry& geometry, const SignatureOptions& options, HashWeights weights)
       : PerTokenSelector(geometry),
         options_(options),
         weights_(std::move(weights)),
         functions_(weights_.fingerprint()),
-        rope_remark_(weights_.trained.rope_remark("hash", geometry.rope)),
+        made_remark_(weights_.trained.remark("an artefact of hash", geometry)),
         scratch_(static_cast<std::size_t>(workers())) {
     for (const HashNet& net : weights_.query) query_bytes_ += net.bytes();
   }
@@ -81,6 +80,7 @@ class SignatureSelector final : public PerTokenSelector {
   }
   const HashWeights& weights() const { return weights_; }
   std::string notice(std::int32_t sequence) const override;
+  std::string remark_on_length(std::int64_t tokens) const override;
   std::int64_t index_bytes() const override {
     std::int64_t bytes = 0;
     for (const auto& [sequence, index] : indexes_) bytes += index.bytes();
@@ -120,22 +120,26 @@ class SignatureSelector final : public PerTokenSelector {
 
   SignatureOptions options_;
   HashWeights weights_;
-  std::string functions_, rope_remark_;
+  std::string functions_, made_remark_;
   std::int64_t query_bytes_ = 0;  // of all phi_q
   std::map<std::int32_t, SignatureIndex> indexes_;
   std::vector<Scratch> scratch_;  // [workers]
 };
 
 std::string SignatureSelector::notice(std::int32_t sequence) const {
-  if (!rope_remark_.empty()) return rope_remark_;
+  if (!made_remark_.empty()) return made_remark_;
   const auto index = indexes_.find(sequence);
+  return index == indexes_.end() ? std::string() : remark_on_length(index->second.end());
+}
+
+std::string SignatureSelector::remark_on_length(std::int64_t tokens) const {
   const std::int64_t reach = weights_.trained.reach;
-  if (reach == 0 || index == indexes_.end() || index->second.end() <= kBeyondReach * reach) return {};
+  if (reach == 0 || tokens <= kBeyondReach * reach) return {};
   return fmt::format(
       "a context of {} tokens, and hash's functions were trained for {}: expect them to miss what is far "
       "(train with "
       "longer prompts or --shift, or take another method)",
-      index->second.end(), reach);
+      tokens, reach);
 }
 
 void SignatureSelector::extend(SignatureIndex& index, KvLayer kv, Position end) const {
