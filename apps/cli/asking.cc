@@ -169,9 +169,24 @@ Prompts prompts_of(const AskedFlags& flags, const AskedText& text) {
   return prompts;
 }
 
-void check_specs(const std::vector<std::string>& specs) {
-  for (const std::string& one : specs)
-    if (!parse_auto(one)) parse_specs({one});
+void check_specs(const std::vector<std::string>& specs, const std::string& context) {
+  for (const std::string& one : specs) {
+    if (parse_auto(one)) continue;
+    try {
+      parse_specs({one});
+    } catch (const InputError&) {  // a file of the indexed text's own may be elsewhere
+      if (!std::filesystem::exists(context)) throw;
+      parse_specs({one}, read_context_meta(ContainerReader(context), context).folders);
+    }
+  }
+}
+
+Spec asked_spec(const std::string& text, const std::vector<Spec>& stored) {
+  for (const Spec& known : stored) try {
+      if (parse_spec(text, known.folders).str() == known.str()) return known;
+    } catch (const InputError&) {  // said below, if it is not another's name
+    }
+  return parse_specs({text}).front();
 }
 
 std::vector<AskedMethod> asked_methods(const std::vector<std::string>& specs, AskedText& text) {
@@ -185,7 +200,7 @@ std::vector<AskedMethod> asked_methods(const std::vector<std::string>& specs, As
     if (const auto automatic = parse_auto(one))
       add(choose_attention(*automatic, text.attachments, stored, place));
     else
-      methods.push_back({.spec = parse_specs({one}).front(), .why = {}});
+      methods.push_back({.spec = asked_spec(one, stored), .why = {}});
   }
   if (specs.empty()) std::ranges::for_each(usual_attention(text.attachments, stored, place), add);
   for (AskedMethod& method : methods) {

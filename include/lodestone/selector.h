@@ -44,7 +44,6 @@ struct LayerGeometry {
   const Rope* rope = nullptr;  ///< outlives the selector
   ThreadPool* pool = nullptr;  ///< outlives the selector
   std::uint64_t seed = 0;
-  DType kv_type = DType::f16;  ///< of the context's keys and values
   /// Which of the layer's KV heads the selector covers, rising; empty = all. Everywhere else heads are
   /// counted among those covered: `kv_heads` is their number, and queries and keys that it is given are
   /// theirs alone.

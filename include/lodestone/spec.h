@@ -50,8 +50,8 @@ class Spec {
   std::string choice(std::string_view key, std::string_view fallback,
                      std::span<const std::string_view> valid) const;
   std::optional<std::string> text(std::string_view key) const;
-  /// The file that a key names: as given where that is there; else under that path, or under its name alone, in the
-  /// first of `folders` that has it; else as given.
+  /// The file that a key names: a relative path from the first of `folders` that has it, else as given where that is
+  /// there, else by its name alone in one of `folders`, else as given.
   std::optional<std::string> file(std::string_view key) const;
   /// Canonical form: name and given keys in alphabetical order; equal specs give equal strings.
   std::string str() const;
@@ -99,8 +99,8 @@ const MethodInfo& find_method(std::string_view name);
 Spec parse_spec(std::string_view text, const std::vector<std::filesystem::path>& folders = {});
 /// Whether both say the same, files by whatever path they are named.
 bool same_method(const Spec& a, const Spec& b);
-/// The folders, as absolute paths, from which the relative paths of a spec's files start: what another process needs
-/// for `folders`.
+/// The folders, as absolute paths, that another process needs in `folders` to find the spec's files; none where it names
+/// none.
 std::vector<std::filesystem::path> starts_of_files(const Spec& spec);
 
 }  // namespace lode

@@ -94,8 +94,8 @@ std::string notice_of(const AttachedMethod& method, std::int64_t tokens) {
   std::string first;
   int more = 0;
   for (const Selector* selector : method.selectors) {
-    std::string notice = selector != nullptr ? selector->notice(0) : std::string();
-    if (notice.empty()) notice = remark_on_length(selector, tokens);  // a GPU's index is not the selector's
+    std::string notice = remark_on_length(selector, tokens);
+    if (notice.empty() && selector != nullptr) notice = selector->notice(0);
     if (!first.empty() && !notice.empty()) ++more;
     if (first.empty()) first = notice;
   }
@@ -365,7 +365,7 @@ WorkReport Context::Impl::run(std::span<const TokenId> tokens, MethodId method, 
     report.dense_reason = fmt::format("the {} tokens fit into sink + window ({} + {})", this->tokens(),
                                       attached->spec.dense.sink, attached->spec.dense.window);
   }
-  if (attached != nullptr)
+  if (attached != nullptr && report.dense_reason.empty())
     report.notice =
         sparse && !audit.fallen_back().empty() ? audit.notice() : notice_of(*attached, this->tokens());
   if (const std::string remark = remark_on_host(on_host_before); !remark.empty())
@@ -576,8 +576,7 @@ MethodId Context::attach(const Spec& spec) {
                                     .dense = spec.dense,
                                     .rope = &c.llama.rope_of(layer, c.rope),
                                     .pool = &c.model->pool(),
-                                    .seed = c.options.seed,
-                                    .kv_type = c.options.kv_type};
+                                    .seed = c.options.seed};
     const bool dense = layer < spec.dense_layers || !c.config.plan.layer(layer).chooses();
     method.owned.push_back(dense ? nullptr : info.make(complete, geometry, c.model->fingerprint()));
     method.selectors.push_back(method.owned.back().get());

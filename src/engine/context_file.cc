@@ -138,11 +138,13 @@ Json json_of(const ShardSet& set) {
   return {{"id", set.id}, {"files", shards}};
 }
 
-/// From which the files of specs are named, each once.
+/// Where the files of the specs may be, each folder once; those whose names are no UTF-8 cannot be said.
 std::set<std::string> folders_of(const std::vector<Spec>& specs) {
   std::set<std::string> folders;
   for (const Spec& spec : specs)
-    for (const std::filesystem::path& folder : starts_of_files(spec)) folders.insert(folder.string());
+    for (const std::filesystem::path& folder : starts_of_files(spec))
+      if (const std::string name = folder.string(); invalid_utf8(name) == std::string::npos)
+        folders.insert(name);
   return folders;
 }
 

@@ -193,12 +193,18 @@ std::optional<std::string> Spec::file(std::string_view key) const {
   namespace fs = std::filesystem;
   const std::string* const given_path = find_given(*this, key);
   if (given_path == nullptr) return std::nullopt;
-  const fs::path path = *given_path;
-  std::error_code unreadable;  // counts as missing
-  if (fs::exists(path, unreadable)) return *given_path;
-  for (const fs::path& below : {path, path.filename()})
+  const fs::path path = fs::path(*given_path).lexically_normal(),
+                 last = path.has_filename() ? path.filename() : path.parent_path().filename();
+  const auto there = [&](const fs::path& at) {
+    std::error_code unreadable;  // counts as missing
+    return key == "folder" ? fs::is_directory(at, unreadable) : fs::is_regular_file(at, unreadable);
+  };
+  if (path.is_relative())
     for (const fs::path& folder : folders)
-      if (fs::exists(folder / below, unreadable)) return (folder / below).string();
+      if (there(folder / path)) return (folder / path).string();
+  if (there(path)) return *given_path;
+  for (const fs::path& folder : folders)
+    if (!last.empty() && last != "." && last != ".." && there(folder / last)) return (folder / last).string();
   return *given_path;
 }
 
@@ -237,16 +243,12 @@ bool same_method(const Spec& a, const Spec& b) {
 
 std::vector<std::filesystem::path> starts_of_files(const Spec& spec) {
   namespace fs = std::filesystem;
-  std::vector<fs::path> starts, tried = {fs::current_path()};
-  tried.insert(tried.end(), spec.folders.begin(), spec.folders.end());
-  for (const std::string_view key : kFileKeys) {
-    const fs::path path = spec.text(key).value_or("");
-    if (path.empty() || path.is_absolute()) continue;
-    std::error_code unreadable;
-    const auto has = [&](const fs::path& folder) { return fs::exists(folder / path, unreadable); };
-    if (const auto start = std::ranges::find_if(tried, has); start != tried.end())
-      starts.push_back(fs::absolute(*start));
-  }
+  const auto given = [&](std::string_view key) { return spec.text(key).has_value(); };
+  if (std::ranges::none_of(kFileKeys, given)) return {};
+  if (spec.folders.empty()) return {fs::current_path()};
+  std::vector<fs::path> starts = spec.folders;
+  for (const std::string_view key : kFileKeys)  // found by its name alone, perhaps
+    if (const auto found = spec.file(key)) starts.push_back(fs::absolute(*found).parent_path());
   return starts;
 }
 

@@ -14,9 +14,9 @@ namespace lode {
 
 namespace {
 
-/// Whether keys are so coarse that what was made on exact ones may choose others.
-bool few_bits(DType type) {
-  return type == DType::q8 || type == DType::q4;
+/// Layers without RoPE have one that turns nothing.
+bool turns(const Rope* rope) {
+  return rope != nullptr && std::ranges::any_of(rope->frequencies(), [](float f) { return f != 0.0f; });
 }
 
 }  // namespace
@@ -31,8 +31,6 @@ TrainedOn TrainedOn::parse(std::string_view training) {
   trained.said = made.is_object();
   if (const Json& rope = json_member(made, "rope_fingerprint"); rope.is_string())
     trained.rope = rope.get<std::string>();
-  if (const Json& type = json_member(made, "kv_type"); type.is_string())
-    trained.kv_type = type.get<std::string>();
   trained.longest = static_cast<std::int64_t>(number("longest"));
   const std::uint64_t prompts = number("prompts"), ends = number("shift_to");
   if (prompts == 0) return trained;
@@ -42,27 +40,21 @@ TrainedOn TrainedOn::parse(std::string_view training) {
   return trained;
 }
 
-std::string TrainedOn::remark(std::string_view what, const LayerGeometry& geometry) const {
-  if (!said) return {};
-  const Rope* const turned_by = geometry.rope;
-  if (turned_by != nullptr && !rope.empty() && rope != rope_fingerprint(*turned_by))
+std::string TrainedOn::rope_remark(std::string_view what, std::string_view maker,
+                                   const Rope* turned_by) const {
+  if (!said || !turns(turned_by)) return {};
+  if (!rope.empty() && rope != rope_fingerprint(*turned_by))
     return fmt::format(
-        "{} that was made under another RoPE (--rope-factor) than this context has: expect it to miss what "
-        "is far, or "
-        "make one with this factor",
-        what);
-  if (turned_by != nullptr && rope.empty() && turned_by->attention_scaling() != 1.0f)
+        "{} that was made under another RoPE (--rope-factor) than this context has: it may miss what is far; "
+        "`{}` with "
+        "this factor makes one that does not",
+        what, maker);
+  if (rope.empty() && turned_by->attention_scaling() != 1.0f)
     return fmt::format(
-        "a context with a stretched RoPE, and {} that does not say that it was made for one: expect it to "
-        "miss what is "
-        "far, or make one with this --rope-factor",
-        what);
-  if (!kv_type.empty() && few_bits(geometry.kv_type) && kv_type != name_of(geometry.kv_type))
-    return fmt::format(
-        "{} that was made on keys in {}, and this context's are in {}: expect it to miss some, or make one "
-        "with this "
-        "--kv-type",
-        what, kv_type, name_of(geometry.kv_type));
+        "a context with a stretched RoPE, and {} that does not say that it was made for one: it may miss "
+        "what is far; "
+        "`{}` with this --rope-factor makes one that does not",
+        what, maker);
   return {};
 }
 

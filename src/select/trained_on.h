@@ -6,9 +6,9 @@
 #include <string>
 #include <string_view>
 
-#include "lodestone/selector.h"
-
 namespace lode {
+
+class Rope;
 
 struct TrainedOn {
   bool said = false;  ///< whether there is anything about its training
@@ -16,13 +16,12 @@ struct TrainedOn {
   std::int64_t reach = 0;
   std::int64_t longest = 0;  ///< tokens of the longest training prompt; 0 = not said
   std::string rope;          ///< rope_fingerprint() of the training contexts; empty = not said
-  std::string kv_type;       ///< of their keys and values; empty = not said
 
   /// The artefact's "training", a JSON object; of anything else nothing is known.
   static TrainedOn parse(std::string_view training);
-  /// Why `what` ("an artefact of hash") may miss keys in contexts of this RoPE and type of keys; empty when nothing
-  /// speaks against it.
-  std::string remark(std::string_view what, const LayerGeometry& geometry) const;
+  /// Why `what` ("an artefact of hash"), which `maker` ("train hash") makes, may miss keys under this RoPE, which may be
+  /// null; empty when nothing speaks against it. The type of the keys is no reason: in 4 bits as many are found.
+  std::string rope_remark(std::string_view what, std::string_view maker, const Rope* rope) const;
 };
 
 /// Of frequencies and attention scaling.

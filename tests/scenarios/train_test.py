@@ -133,6 +133,10 @@ class Train(ProgramTest):
                 self.assertLess(there["density"], 1)
                 absolute = spec.replace("c.safetensors", str(place / "c.safetensors")).replace("p.plan", str(place / "p.plan"))
                 self.assertEqual(self.assert_done(run(*asked, "-a", absolute, cwd=other)).json()["answers"][0]["density"], here["density"])
+                stored = self.assert_done(run("inspect", context, "--json")).json()["methods"][0]
+                self.assertEqual(self.assert_done(run(*asked, "-a", stored, cwd=other)).json()["answers"][0]["density"], here["density"])
+                mistyped = spec.replace("c.safetensors", "typo/c.safetensors").replace("p.plan", "typo/p.plan")
+                self.assert_refused(run("index", "-m", self.model, "-f", self.text, "-o", context, "--force", "-a", mistyped, cwd=place), "typo/")
                 added = self.folder / "more.txt"
                 added.write_text("More of it.\n" * 40, encoding="utf-8")
                 self.assert_done(run("index", "--append", context, "-f", added, "-o", other / f"{name}.lode", "--force", cwd=other))

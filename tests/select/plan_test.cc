@@ -81,26 +81,22 @@ TEST(Plan, SaysWhatItWasChosenOnAndWhatIsUnlikeIt) {
   World world(kShape);
   const TestFolder folder;
   const std::string path = (folder / "plan.json").string();
-  const auto selector_of = [&](const std::string& chosen_on, DType kv_type) {
+  const auto selector_of = [&](const std::string& chosen_on) {
     Plan plan = plan_of({"full", "topk:k=5", "full"});
     plan.chosen_on = chosen_on;
     write_plan(path, plan);
     EXPECT_EQ(read_plan(path).chosen_on, chosen_on);
-    LayerGeometry geometry = world.geometry(pool);
-    geometry.kv_type = kv_type;
-    return make("plan:" + path, geometry);
+    return make("plan:" + path, world.geometry(pool));
   };
   const std::string texts = R"({"kv_type":"f16","longest":400,"prompts":2,"tokens":500})";
-  const auto like = selector_of(texts, DType::bf16);
+  const auto like = selector_of(texts);
   EXPECT_EQ(like->notice(0), "");
   EXPECT_EQ(remark_on_length(like.get(), 800), "");
   EXPECT_THAT(remark_on_length(like.get(), 801),
               testing::AllOf(testing::HasSubstr("801"), testing::HasSubstr("400")));
-  EXPECT_THAT(selector_of(texts, DType::q4)->notice(0),
-              testing::HasSubstr("f16, and this context's are in q4"));
-  EXPECT_THAT(selector_of(R"({"rope_fingerprint":"another"})", DType::f16)->notice(0),
+  EXPECT_THAT(selector_of(R"({"rope_fingerprint":"another"})")->notice(0),
               testing::HasSubstr("another RoPE"));
-  const auto silent = selector_of("", DType::q4);
+  const auto silent = selector_of("");
   EXPECT_EQ(silent->notice(0) + remark_on_length(silent.get(), 1 << 20), "");
 }
 

@@ -236,8 +236,25 @@ TEST_F(SpecFiles, AreTheSameByWhateverPath) {
   EXPECT_FALSE(same_method(stored, parse_spec("kmeans:probes=3,weights=" + path)));
   EXPECT_FALSE(same_method(stored, parse_spec("kmeans:probes=2,weights=" + path + ".other")));
   EXPECT_FALSE(same_method(stored, parse_spec("kmeans:probes=2")));
-  EXPECT_EQ(starts_of_files(stored), (std::vector<std::filesystem::path>{folder_ / "b"}));
-  EXPECT_EQ(starts_of_files(parse_spec("kmeans:weights=" + path)), std::vector<std::filesystem::path>{});
+}
+
+TEST_F(SpecFiles, StartWhereAnotherProcessFindsThem) {
+  const auto found_again = [&](const Spec& spec) {
+    return parse_spec(spec.str(), starts_of_files(spec)).file("weights");
+  };
+  const Spec stored = parse_spec("kmeans:weights=deep/x.safetensors", {folder_ / "b"});
+  EXPECT_EQ(found_again(stored), stored.file("weights"));
+  const Spec moved = parse_spec("kmeans:weights=/gone/x.safetensors", {folder_ / "b/deep"});
+  EXPECT_EQ(found_again(moved), moved.file("weights"));
+  EXPECT_EQ(starts_of_files(parse_spec("kmeans:weights=x.safetensors")),
+            std::vector<std::filesystem::path>{std::filesystem::current_path()});
+  EXPECT_EQ(starts_of_files(parse_spec("kmeans")), std::vector<std::filesystem::path>{});
+}
+
+TEST_F(SpecFiles, NamesThatEndInASlashAreFolders) {
+  EXPECT_EQ(parse_spec("kmeans:weights=gone/", {folder_ / "b/deep"}).file("weights"), "gone/")
+      << "not the folder itself";
+  EXPECT_EQ(parse_spec("kmeans:weights=deep/..", {folder_ / "b"}).file("weights"), "deep/..");
 }
 
 }  // namespace

@@ -217,7 +217,7 @@ LoadIndexes indexes_for(const AskFlags& flags) {
 }
 
 void run(const AskFlags& flags) {
-  check_specs(flags.specs);
+  check_specs(flags.specs, flags.asked.context);
   const std::vector<std::string> questions = checked_questions(flags);
   fill_template(flags.asked.prompts.question_template, "",
                 "--template");  // refused before anything is loaded

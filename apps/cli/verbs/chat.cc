@@ -99,7 +99,7 @@ void Conversation::use(const std::string& method) {
         choose_attention(*automatic, attachments_, stored_, auto_place(asker_->context()));
     asked = {.spec = choice.spec, .why = choice.why};
   } else {
-    asked.spec = parse_specs({method}).front();
+    asked.spec = asked_spec(method, stored_);
   }
   const Spec& spec = asked.spec;
   MethodId id = kDense;
@@ -283,7 +283,7 @@ void run(const ChatVerbFlags& flags) {
   const bool terminal = isatty(STDIN_FILENO) != 0;
   fill_template(flags.asked.prompts.question_template, "",
                 "--template");  // refused before anything is loaded
-  check_specs(flags.specs);
+  check_specs(flags.specs, flags.asked.context);
   Conversation conversation(flags, open_asked(flags.asked));
   if (terminal && !flags.asked.common.quiet)
     std::cerr << fmt::format("{} tokens of {}; /help lists the commands\n", conversation.text_tokens(),

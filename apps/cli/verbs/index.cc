@@ -432,8 +432,11 @@ Json told(const Context& context, const IndexFlags& flags, const IndexedText& re
 
 Json index_text(IndexFlags flags) {
   std::optional<Earlier> earlier;
+  std::vector<std::filesystem::path>
+      folders;  // of specs that come from the file: what is typed is found as typed
   if (!flags.append.empty()) {
     earlier = read_earlier(flags.append);
+    if (flags.specs.empty()) folders = earlier->meta.folders;
     take_defaults(flags, *earlier);
   } else {
     earlier = flags.restart ? std::nullopt : earlier_output(flags);
@@ -441,8 +444,7 @@ Json index_text(IndexFlags flags) {
   const bool automatic =
       take_auto(flags.specs) ||
       (flags.append.empty() ? flags.specs.empty() : earlier->attachments.contains(kAutoAttachment));
-  std::vector<Spec> specs =
-      parse_specs(flags.specs, earlier ? earlier->meta.folders : std::vector<std::filesystem::path>());
+  std::vector<Spec> specs = parse_specs(flags.specs, folders);
   check_output(flags, specs);
   const auto starting = start_gpu(flags.common);
   SourceText source = read_sources(flags, earlier);

@@ -10,6 +10,7 @@
 #include "base/hash.h"
 #include "base/hidden_name.h"
 #include "cli.h"
+#include "lab/eval/settings.h"
 #include "lessons.h"
 #include "lodestone/error.h"
 
@@ -133,20 +134,58 @@ std::shared_ptr<const Model> read_all(TuneFlags& flags, Texts& texts) {
   return model;
 }
 
+/// All that a plan depends on, so that a plan of the same command, and no other, counts as one's own.
+Json command_of(const TuneFlags& flags, const Model& model, const Texts& texts,
+                const std::vector<NamedSpec>& candidates) {
+  Json chosen_on = Json::array(), checked_on = Json::array(), specs = Json::array();
+  for (const std::string& text : texts.chosen_on) chosen_on.push_back(hash_hex(text));
+  for (const std::string& text : texts.checked_on) checked_on.push_back(hash_hex(text));
+  for (const NamedSpec& c : candidates) specs.push_back({c.spec.str(), files_hash(c.spec, model.path())});
+  const ProbeOptions& probe = flags.options.probe;
+  return {{"plan", std::filesystem::absolute(flags.out).string()},
+          {"run", run_settings(model, probe.context)},
+          {"chosen on", std::move(chosen_on)},
+          {"checked on", std::move(checked_on)},
+          {"specs", std::move(specs)},
+          {"target", {flags.options.target.name(), flags.options.target.bound}},
+          {"cost", {flags.cost, flags.options.time_at}},
+          {"probe", {probe.dense.sink, probe.dense.window, probe.last, probe.measured}}};
+}
+
+/// The plan at the output, as far as an earlier run of the same command has written it.
+class OwnPlan {
+ public:
+  OwnPlan(StepLog& log, Json command) : log_(log), command_(std::move(command)) {}
+
+  /// InputError when another file lies there that is not to be replaced.
+  void expect_place(const TuneFlags& flags) const {
+    const Json* const own = log_.find(command_);
+    const bool there = own != nullptr && std::filesystem::is_regular_file(flags.out);
+    if (!there || std::ranges::find(*own, Json(hash_hex(read_file(flags.out)))) == own->end())
+      expect_new(flags.out, flags.force);
+  }
+  /// Said before it is done: a run that ends between both knows its plan again.
+  void write(const std::string& path, const Plan& plan) {
+    Json own = Json::array();
+    if (const Json* const before = log_.find(command_)) own = *before;
+    own.push_back(hash_hex(plan_text(plan)));
+    log_.add(command_, std::move(own));
+    write_plan(path, plan);
+  }
+
+ private:
+  StepLog& log_;
+  const Json command_;
+};
+
 void run(TuneFlags& flags) {
   expect_no_context(flags.out);
   expect_apart(flags.out, flags.texts);
   if (!flags.check.empty()) expect_apart(flags.out, {flags.check});
   const std::vector<Spec> asked = parse_specs(flags.specs);
   expect_apart(flags.out, files_of(asked, flags.model.model));
-  StepLog log(hidden_beside(flags.out, "partial"));
-  const Json plan_of_log = {{"plan", std::filesystem::absolute(flags.out).string()}};
-  const auto expect_place = [&] {
-    const Json* const own = log.find(plan_of_log);
-    if (own == nullptr || !std::filesystem::exists(flags.out) || *own != hash_hex(read_file(flags.out)))
-      expect_new(flags.out, flags.force);
-  };
-  expect_place();
+  StepLog log(hidden_beside(flags.out, "steps"));
+  if (log.empty()) expect_new(flags.out, flags.force);  // else once it is known whose plan lies there
   for (const Spec& spec : asked) {
     if (spec.name == "plan")
       throw InputError(fmt::format("tune: expected methods to choose from, found the plan '{}'", spec.str()));
@@ -165,11 +204,12 @@ void run(TuneFlags& flags) {
   std::vector<NamedSpec> candidates;
   for (const std::string& text : flags.specs.empty() ? usual_candidates(*model) : flags.specs)
     candidates.push_back({text, parse_spec(text)});
+  OwnPlan own(log, command_of(flags, *model, texts, candidates));
+  own.expect_place(flags);
   // What hours have chosen is kept when its check or its timing ends early.
   const auto keep = [&](const Plan& plan) {
-    expect_place();  // another may have written it meanwhile
-    write_plan(flags.out, plan);
-    log.add(plan_of_log, hash_hex(read_file(flags.out)));
+    own.expect_place(flags);  // another may have written it meanwhile
+    own.write(flags.out, plan);
   };
   flags.options.on_plan = keep;
   flags.options.log = &log;

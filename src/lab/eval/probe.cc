@@ -360,6 +360,7 @@ Json ProbeReport::json() const {
                  {"gap_tokens", gap_tokens},
                  {"found_tokens", found_tokens},
                  {"gap", options.gap},
+                 {"sure", options.sure},
                  {"sink", options.dense.sink},
                  {"window", options.dense.window},
                  {"top", options.top},

@@ -12,7 +12,7 @@
 #include "base/text.h"
 #include "base/threads.h"
 #include "kernels/kernels.h"
-#include "select/plan/file.h"
+#include "select/plan/plan.h"
 
 namespace lode {
 
@@ -35,10 +35,12 @@ void add_inputs(const Spec& spec, const fs::path& folder, Inputs& inputs) {
   if (info.revision > 0) inputs.revisions += std::to_string(info.revision);
   if (const auto file = spec.name == "plan" ? spec.file("file") : std::nullopt) {
     add(*file);
-    std::set<std::string> texts;
-    for (const auto& layer : read_plan(*file).heads) texts.insert(layer.begin(), layer.end());
-    const fs::path own = spec.file("folder").value_or(folder.string());
-    for (const std::string& text : texts) add_inputs(parse_spec(text), own, inputs);
+    Spec of_plan = spec;
+    of_plan.given.emplace("folder", folder.string());
+    const Plan plan = read_plan(*file);
+    for (int layer = 0; layer < std::ssize(plan.heads); ++layer)
+      for (const PlanHeads& heads : heads_by_spec(plan, layer, of_plan))
+        add_inputs(heads.spec, folder, inputs);
     return;
   }
   if (const auto weights = spec.file("weights")) {

@@ -8,7 +8,7 @@ namespace lode {
 
 namespace {
 
-/// Bytes, targets and errors of a text's probe, as the log keeps them.
+/// What the log stores of a text's probe.
 Json packed(const ProbeReport& report) {
   const auto number = [](const std::optional<double>& x) { return x ? Json(*x) : Json(); };
   Json rows = Json::array();
@@ -78,7 +78,9 @@ Json key_of(const Model& model, std::string_view text, const std::vector<NamedSp
           {"window", options.dense.window},
           {"measured", options.measured},
           {"of_far_past", options.of_far_past},
-          {"divergence", options.divergence}};
+          {"divergence", options.divergence},
+          {"gap", options.gap},
+          {"sure", options.sure}};
 }
 
 }  // namespace
@@ -87,7 +89,12 @@ ProbeReport probe_once(StepLog* log, const std::shared_ptr<const Model>& model, 
                        const std::vector<NamedSpec>& specs, const ProbeOptions& options) {
   if (log == nullptr) return probe(model, text, specs, options);
   const Json key = key_of(*model, text, specs, options);
-  if (const Json* const done = log->find(key)) return unpacked(*done);
+  if (const Json* const done = log->find(key)) {
+    try {
+      return unpacked(*done);
+    } catch (const Json::exception&) {  // damaged: measured anew
+    }
+  }
   ProbeReport report = probe(model, text, specs, options);
   log->add(key, packed(report));
   return report;

@@ -16,8 +16,8 @@ class StepLog {
  public:
   /// Keeps steps in memory alone.
   StepLog() = default;
-  /// Reads what an earlier run left in a file, which need not exist. InputError when another process has it or when it
-  /// is no such log; a last line that was cut short is dropped.
+  /// Reads what an earlier run left in a file, which need not exist. InputError when another process writes to it or
+  /// when it is something else; a last line that was cut short is dropped, and so are logs of other versions.
   explicit StepLog(const std::filesystem::path& path);
   ~StepLog();
   StepLog(const StepLog&) = delete;
@@ -33,7 +33,7 @@ class StepLog {
   void remove();
 
  private:
-  void append(const Json& line);
+  void append(const std::string& line);
 
   std::filesystem::path path_;
   std::FILE* file_ = nullptr;

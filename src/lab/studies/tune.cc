@@ -114,6 +114,11 @@ std::int64_t longest_of(const Tokenizer& tokenizer, const std::vector<std::strin
   return most;
 }
 
+/// A step's name with which of how many it is: each has its own progress.
+std::string part_of(const std::string& step, std::size_t at, std::size_t parts) {
+  return parts == 1 ? step : fmt::format("{} ({} of {})", step, at + 1, parts);
+}
+
 class Tuner {
  public:
   /// counted: tokens of all texts that the target counts.
@@ -181,8 +186,9 @@ class Tuner {
     const int group = config.query_heads / config.kv_heads;
     std::map<std::string, std::vector<Choice>> by_spec;  // [L * Hkv]
     const auto heads = static_cast<std::size_t>(config.layers * config.kv_heads);
-    for (const std::string& text : texts_) {
-      const ProbeReport report = probe_once(options_.log, model_, text, candidates_, titled("methods alone"));
+    for (std::size_t t = 0; t < texts_.size(); ++t) {
+      const ProbeReport report = probe_once(options_.log, model_, texts_[t], candidates_,
+                                            titled(part_of("methods alone", t, texts_.size())));
       for (std::size_t m = 1; m < report.rows.size(); ++m) {
         const ProbeRow& row = report.rows[m];
         const std::string spec = m == 1 ? "streaming" : spec_of(row.attention);
@@ -213,11 +219,13 @@ class Tuner {
   std::map<std::string, double> step_times_once(std::int64_t tokens) const {
     if (options_.log == nullptr) return step_times(model_, tokens, candidates_, options_);
     Json specs = Json::array();
-    for (const NamedSpec& c : candidates_) specs.push_back(probe_spec(c.spec, options_.probe.dense).str());
+    for (const NamedSpec& c : candidates_)
+      specs.push_back({probe_spec(c.spec, options_.probe.dense).str(), files_hash(c.spec, model_->path())});
     const Json key = {
         {"run", run_settings(*model_, options_.probe.context)}, {"steps of", tokens}, {"specs", specs}};
     const Json* done = options_.log->find(key);
-    if (done == nullptr) done = &options_.log->add(key, step_times(model_, tokens, candidates_, options_));
+    if (done == nullptr || !done->is_object())
+      done = &options_.log->add(key, step_times(model_, tokens, candidates_, options_));
     return done->get<std::map<std::string, double>>();
   }
 
@@ -390,15 +398,19 @@ class Tuner {
   /// So many side by side, for each holds indexes of its own.
   std::vector<Measured> measure(std::span<const Plan> plans, ProbeOptions options) const {
     if (options_.target.of_predictions()) options.measured = 0;
+    const std::size_t parts = (plans.size() + kTrials - 1) / kTrials * texts_.size();
     std::vector<Measured> all;
     for (std::size_t first = 0; first < plans.size(); first += kTrials) {
       const auto some = plans.subspan(first, std::min<std::size_t>(kTrials, plans.size() - first));
-      for (const Measured& measured : measure_together(some, options)) all.push_back(measured);
+      for (const Measured& measured : measure_together(some, options, first / kTrials * texts_.size(), parts))
+        all.push_back(measured);
     }
     return all;
   }
 
-  std::vector<Measured> measure_together(std::span<const Plan> plans, const ProbeOptions& options) const {
+  /// On every text, as parts `part` and on of so many.
+  std::vector<Measured> measure_together(std::span<const Plan> plans, const ProbeOptions& options,
+                                         std::size_t part, std::size_t parts) const {
     TrialFiles files;
     std::vector<NamedSpec> specs;
     for (const Plan& plan : plans) specs.push_back(files.add(plan));
@@ -406,7 +418,9 @@ class Tuner {
     std::vector<Measured> all(plans.size());
     std::vector<std::vector<double>> by_text(plans.size());
     for (const std::string& text : texts_) {
-      const ProbeReport report = probe_once(options_.log, model_, text, specs, options);
+      ProbeOptions named = options;
+      named.title = part_of(options.title, part++, parts);
+      const ProbeReport report = probe_once(options_.log, model_, text, specs, named);
       for (std::size_t i = 0; i < all.size(); ++i) {
         const ProbeRow& row = report.rows[report.row_of[i]];
         by_text[i].push_back(options_.target.measure(row, report.rows[0]));
@@ -467,14 +481,14 @@ std::vector<TunedRow> check(const std::shared_ptr<const Model>& model, const std
   std::vector<NamedSpec> specs = {files.add(plan)};
   specs.insert(specs.end(), candidates.begin(), candidates.end());
   ProbeOptions probe_options = options.probe;
-  probe_options.title = texts.size() == 1 ? "check text" : "check texts";
   probe_options.errors_alone = true;
   probe_options.kv_error = false;
   if (options.target.of_far_past()) probe_options.measured = 0;  // outputs' errors are not told then
   std::vector<TunedRow> rows;
   std::int64_t tokens = 0;
-  for (const std::string& text : texts) {
-    const ProbeReport report = probe_once(options.log, model, text, specs, probe_options);
+  for (std::size_t t = 0; t < texts.size(); ++t) {
+    probe_options.title = part_of("check text", t, texts.size());
+    const ProbeReport report = probe_once(options.log, model, texts[t], specs, probe_options);
     add_measures(report, options.target, 1.0 / static_cast<double>(texts.size()), rows);
     tokens = std::max(tokens, report.tokens);
   }
@@ -529,14 +543,14 @@ std::int64_t check_far_past(const std::shared_ptr<const Model>& model, const std
   const bool kept = options.target.kind == TuneTarget::Kind::kept;
   const std::int64_t found = kept ? report.found_tokens : report.gap_tokens;
   if (found >= kFewest) return found;
-  throw InputError(
-      fmt::format("--target {}: {}: expected at least {} of the last {} tokens (--last) that full attention "
-                  "predicts {}, found {}",
-                  options.target.name(), name, kFewest, options.probe.last,
-                  kept ? fmt::format("rightly with a probability of {} and sink and window alone do not",
-                                     options.probe.sure)
-                       : fmt::format("better than sink and window alone by {} nats", options.probe.gap),
-                  found));
+  throw InputError(fmt::format(
+      "--target {}: {}: expected at least {} of the last {} tokens (--last) that full attention "
+      "predicts {}, found {}",
+      options.target.name(), name, kFewest, options.probe.last,
+      kept ? fmt::format("rightly with a probability of at least {} and sink and window alone do not",
+                         options.probe.sure)
+           : fmt::format("better than sink and window alone by {} nats", options.probe.gap),
+      found));
 }
 
 /// How many heads each spec serves, as "12 x kmeans:probes=8, ...".
@@ -633,7 +647,9 @@ std::string TuneTarget::str() const {
     case Kind::agreement:
       return fmt::format("full attention's next token in {} of all cases at least", bound);
     case Kind::kept:
-      return fmt::format("at least {} of the tokens that full attention finds in the far past", bound);
+      return fmt::format(
+          "at least {} of the tokens that full attention is sure of and sink and window alone do not find",
+          bound);
     case Kind::recovered:
       break;
   }

@@ -23,7 +23,7 @@ struct TuneTarget {
     error,      ///< relative output error, root of the mean square over heads
     loss,       ///< nats per token more than full attention's
     agreement,  ///< share of tokens whose likeliest next token is full attention's
-    kept,  ///< share of the tokens that stay the likeliest, of those that full attention finds in the far past
+    kept,  ///< share of the tokens that stay the likeliest, of those that full attention finds in the far past (ProbeRow)
     recovered  ///< share of what full attention predicts better than sink and window alone
   };
   Kind kind = Kind::agreement;

@@ -69,13 +69,17 @@ bool is_plan(const std::filesystem::path& path) {
   return first != text.npos && text[first] == '{' && text.find("\"lodestone_plan\"") != text.npos;
 }
 
-void write_plan(const std::filesystem::path& path, const Plan& plan) {
+std::string plan_text(const Plan& plan) {
   Json json = {{"lodestone_plan", kVersion},  {"model_fingerprint", plan.model_fingerprint},
                {"note", plan.note},           {"sink", plan.dense.sink},
                {"window", plan.dense.window}, {"layers", plan.heads}};
   if (!plan.chosen_on.empty()) json["chosen_on"] = Json::parse(plan.chosen_on);
+  return json.dump(1) + "\n";
+}
+
+void write_plan(const std::filesystem::path& path, const Plan& plan) {
   AtomicFile file(path);
-  const std::string text = json.dump(1) + "\n";
+  const std::string text = plan_text(plan);
   file.write(std::as_bytes(std::span(text)));
   file.commit();
 }

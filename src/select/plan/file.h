@@ -26,6 +26,8 @@ Plan read_plan(const std::filesystem::path& path);
 /// Whether the file is meant for a plan: JSON that names the plan's version. InputError when it cannot be
 /// read.
 bool is_plan(const std::filesystem::path& path);
+/// What a plan's file holds.
+std::string plan_text(const Plan& plan);
 /// Atomically.
 void write_plan(const std::filesystem::path& path, const Plan& plan);
 

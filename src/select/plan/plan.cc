@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <set>
 
@@ -83,7 +84,9 @@ class PlanSelector final : public Selector,
  public:
   PlanSelector(const LayerGeometry& geometry, std::vector<PlanHeads> by_spec, const TrainedOn& chosen_on,
                std::string_view fingerprint)
-      : geometry_(geometry), longest_(chosen_on.longest), made_remark_(chosen_on.remark("a plan", geometry)) {
+      : geometry_(geometry),
+        longest_(chosen_on.longest),
+        rope_remark_(chosen_on.rope_remark("a plan", "tune", geometry.rope)) {
     for (PlanHeads& heads : by_spec) {
       const MethodInfo& info = find_method(heads.spec.name);
       const LayerGeometry part = covering(geometry, heads.heads);
@@ -216,6 +219,8 @@ class PlanSelector final : public Selector,
   void save(std::int32_t sequence, SectionWriter& out) const override {
     const std::string text = specs();
     out.add("specs", std::as_bytes(std::span(text)));
+    const std::array<std::int64_t, 2> dense = dense_parts();
+    out.add("dense", std::as_bytes(std::span(dense)));
     for (std::size_t i = 0; i < parts_.size(); ++i) {
       SectionWriter within = out.within(std::to_string(i));
       parts_[i].selector->save(sequence, within);
@@ -227,6 +232,12 @@ class PlanSelector final : public Selector,
       throw InputError(fmt::format("{}specs: expected the plan's '{}', found '{}'; the plan file has changed",
                                    in.prefix(), specs(), excerpt(found)));
     }
+    // Files of earlier versions do not say them.
+    if (const auto dense = dense_parts();
+        in.has("dense") && !std::ranges::equal(in.values<std::int64_t>("dense"), dense))
+      throw InputError(fmt::format(
+          "{}dense: expected the plan's sink {} and window {}, found others; the plan file has changed",
+          in.prefix(), dense[0], dense[1]));
     std::vector<KvRows> rows;
     for (std::size_t i = 0; i < parts_.size(); ++i) {
       SectionReader within = in.within(std::to_string(i));
@@ -243,7 +254,7 @@ class PlanSelector final : public Selector,
     for (const auto& part : parts_) {
       if (std::string text = part.selector->notice(sequence); !text.empty()) return text;
     }
-    return made_remark_;
+    return rope_remark_;
   }
   std::string remark_on_length(std::int64_t tokens) const override {
     if (longest_ > 0 && tokens > kBeyondReach * longest_)
@@ -258,6 +269,7 @@ class PlanSelector final : public Selector,
   }
 
  private:
+  std::array<std::int64_t, 2> dense_parts() const { return {geometry_.dense.sink, geometry_.dense.window}; }
   /// Which heads have which spec, as one line.
   std::string specs() const {
     std::string all;
@@ -267,7 +279,7 @@ class PlanSelector final : public Selector,
 
   const LayerGeometry geometry_;
   const std::int64_t longest_;     // tokens of the texts that the plan was chosen on; 0 = not said
-  const std::string made_remark_;  // of their RoPE and keys
+  const std::string rope_remark_;  // of their RoPE
   std::vector<lode::Part> parts_;
   std::set<std::int32_t> branches_;  // ids
   Selection chosen_;

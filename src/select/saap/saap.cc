@@ -114,8 +114,8 @@ class Saap final : public PartitionSelector,
                        "saap makes one), found neither");
     }
     layer_ = read_saap(*options_.weights, geometry, fingerprint);
-    made_remark_ =
-        TrainedOn::parse(layer_.stretches.front().training).remark("an artefact of saap", geometry);
+    rope_remark_ = TrainedOn::parse(layer_.stretches.front().training)
+                       .rope_remark("an artefact of saap", "train saap", geometry.rope);
     if (options_.clusters.value_or(layer_.buckets()) != layer_.buckets()) {
       throw InputError(fmt::format("attention spec '{}': key 'clusters': expected {} as in {}, found {}",
                                    spec.str(), layer_.buckets(), *options_.weights, *options_.clusters));
@@ -254,7 +254,7 @@ class Saap final : public PartitionSelector,
 
   Options options_;
   SaapLayer layer_;
-  std::string made_remark_;
+  std::string rope_remark_;
   std::vector<Int8Net> rounded_;                  // [K, Hkv], from the first choice on: a device has its own
   std::unique_ptr<Selector> fallback_;            // null: none
   std::map<std::int32_t, double> alarms_;         // imbalance of the context in units of the training text's
@@ -420,7 +420,7 @@ std::string Saap::notice(std::int32_t sequence) const {
         "expected",
         geometry_.layer, 100 * share, 100 * expected);
   }
-  return made_remark_;
+  return rope_remark_;
 }
 
 // Sections: those of the buckets; "artefact", the fingerprint of the layer's networks; "alarm", float64.

@@ -49,7 +49,7 @@ class SignatureSelector final : public PerTokenSelector, public MadeForLength {
         options_(options),
         weights_(std::move(weights)),
         functions_(weights_.fingerprint()),
-        made_remark_(weights_.trained.remark("an artefact of hash", geometry)),
+        rope_remark_(weights_.trained.rope_remark("an artefact of hash", "train hash", geometry.rope)),
         scratch_(static_cast<std::size_t>(workers())) {
     for (const HashNet& net : weights_.query) query_bytes_ += net.bytes();
   }
@@ -120,16 +120,17 @@ class SignatureSelector final : public PerTokenSelector, public MadeForLength {
 
   SignatureOptions options_;
   HashWeights weights_;
-  std::string functions_, made_remark_;
+  std::string functions_, rope_remark_;
   std::int64_t query_bytes_ = 0;  // of all phi_q
   std::map<std::int32_t, SignatureIndex> indexes_;
   std::vector<Scratch> scratch_;  // [workers]
 };
 
 std::string SignatureSelector::notice(std::int32_t sequence) const {
-  if (!made_remark_.empty()) return made_remark_;
   const auto index = indexes_.find(sequence);
-  return index == indexes_.end() ? std::string() : remark_on_length(index->second.end());
+  const std::string too_long =
+      index == indexes_.end() ? std::string() : remark_on_length(index->second.end());
+  return too_long.empty() ? rope_remark_ : too_long;
 }
 
 std::string SignatureSelector::remark_on_length(std::int64_t tokens) const {

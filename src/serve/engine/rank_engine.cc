@@ -37,15 +37,28 @@ ApiError lost(const std::string& why) {
   return ApiError(503, fmt::format("the server's ranks cannot answer any more: {}", why), "ranks_lost");
 }
 
-std::vector<std::string> texts_of(const std::vector<Spec>& specs) {
-  std::vector<std::string> texts;
-  for (const Spec& spec : specs) texts.push_back(spec.str());
-  return texts;
+/// A spec as other ranks are told it: they look for its files where this one does.
+Json order_of(const Spec& spec) {
+  Json folders = Json::array();
+  for (const std::filesystem::path& folder : spec.folders) folders.push_back(folder.string());
+  return {{"spec", spec.str()}, {"folders", std::move(folders)}};
 }
 
-std::vector<Spec> specs_of(const Json& texts) {
+Json order_of(const std::vector<Spec>& specs) {
+  Json all = Json::array();
+  for (const Spec& spec : specs) all.push_back(order_of(spec));
+  return all;
+}
+
+Spec spec_of(const Json& order) {
+  std::vector<std::filesystem::path> folders;
+  for (const Json& folder : order.at("folders")) folders.emplace_back(folder.get<std::string>());
+  return parse_spec(order.at("spec").get<std::string>(), folders);
+}
+
+std::vector<Spec> specs_of(const Json& order) {
   std::vector<Spec> specs;
-  for (const Json& text : texts) specs.push_back(parse_spec(text.get<std::string>()));
+  for (const Json& spec : order) specs.push_back(spec_of(spec));
   return specs;
 }
 
@@ -144,7 +157,7 @@ Ticket<lode::Answer> RankEngine::submit(const LoadedModel& model, Request reques
   Json order = {{"do", "ask"},
                 {"model", number_of(model)},
                 {"prompt", request.prompt},
-                {"attention", request.attention.str()},
+                {"attention", order_of(request.attention)},
                 {"exact", request.exact},
                 {"full_beside", request.full_beside},
                 {"schema", schema},
@@ -170,7 +183,7 @@ Request RankEngine::request_of(const Json& order) const {
   Request request;
   if (const std::uint64_t key = order.at("document"); key != 0) request.document = documents_.at(key);
   order.at("prompt").get_to(request.prompt);
-  request.attention = parse_spec(order.at("attention").get<std::string>());
+  request.attention = spec_of(order.at("attention"));
   request.exact = order.at("exact");
   request.full_beside = order.at("full_beside");
   if (const std::string schema = order.at("schema"); !schema.empty())
@@ -211,7 +224,7 @@ std::shared_ptr<const Document> RankEngine::open(const LoadedModel& model, const
                 {"model", number_of(model)},
                 {"path", path.string()},
                 {"room", options.max_tokens},
-                {"specs", texts_of(options.specs)}};
+                {"specs", order_of(options.specs)}};
   return do_and_wait(std::move(job));
 }
 
@@ -221,7 +234,7 @@ void RankEngine::read(const LoadedModel& model, Reading reading) {
                 {"model", number_of(model)},
                 {"path", reading.path.string()},
                 {"room", reading.options.max_tokens},
-                {"specs", texts_of(reading.options.specs)},
+                {"specs", order_of(reading.options.specs)},
                 {"kv_type", name_of(reading.options.kv_type)},
                 {"tokens", std::move(reading.tokens)}};
   job->reading = std::move(reading);
