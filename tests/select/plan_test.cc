@@ -166,6 +166,11 @@ TEST(Plan, AnIndexOfAnotherPlanIsRefused) {
   write_plan(path, plan_of({"full", "kmeans:clusters=9,probes=2", "full"}));
   expect_refused("plan file has changed",
                  [&] { load_sections(*make("plan:" + path, geometry), saved, world.store().layer(0)); });
+  write_plan(path, plan_of({"kmeans:clusters=9,probes=2", "full", "full"}));
+  LayerGeometry wider = geometry;
+  wider.dense.window += 1;
+  expect_refused("plan file has changed",
+                 [&] { load_sections(*make("plan:" + path, wider), saved, world.store().layer(0)); });
 }
 
 }  // namespace
