@@ -181,12 +181,22 @@ void check_specs(const std::vector<std::string>& specs, const std::string& conte
   }
 }
 
+namespace {
+
+/// Whether the text names that method, with files where it has them.
+bool names(const std::string& text, const Spec& method) {
+  try {
+    return parse_spec(text, method.folders).str() == method.str();
+  } catch (const InputError&) {
+    return false;
+  }
+}
+
+}  // namespace
+
 Spec asked_spec(const std::string& text, const std::vector<Spec>& stored) {
-  for (const Spec& known : stored) try {
-      if (parse_spec(text, known.folders).str() == known.str()) return known;
-    } catch (const InputError&) {  // said below, if it is not another's name
-    }
-  return parse_specs({text}).front();
+  const auto own = std::ranges::find_if(stored, [&](const Spec& method) { return names(text, method); });
+  return own != stored.end() ? *own : parse_specs({text}).front();
 }
 
 std::vector<AskedMethod> asked_methods(const std::vector<std::string>& specs, AskedText& text) {
