@@ -321,16 +321,18 @@ class Tune(ProgramTest):
         self.assertEqual(json.loads(plan.read_text())["layers"], json.loads(whole.read_text())["layers"])
         self.assertEqual([p.name for p in self.folder.glob(".*.steps")], [])
         self.assert_refused(run(*made, "-o", plan), "stopped.plan", "--force")
-        # The plan of another command is not one's own, whatever log lies there.
-        process = start(*made, "-o", plan, "--force")
+        # A plan whose check was ended is replaced by the same command, and by no other one.
+        checked = self.folder / "checked.plan"
+        process = start(*made, "-o", checked)
         self.addCleanup(process.communicate)
-        time.sleep(0.3 * seconds)
+        while process.poll() is None and not checked.exists():
+            time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        process.wait(timeout=30)
-        self.assertTrue((self.folder / ".stopped.plan.steps").exists())
-        kept = plan.read_text()
-        self.assert_refused(run(*made, "-o", plan, "--target", "kept=0.5"), "stopped.plan", "--force")
-        self.assertEqual(plan.read_text(), kept)
+        self.assertEqual(process.wait(timeout=30), INTERRUPTED)
+        kept = checked.read_text()
+        self.assert_refused(run(*made, "-o", checked, "--target", "kept=0.5"), "checked.plan", "--force")
+        self.assertEqual(checked.read_text(), kept)
+        self.assert_done(run(*made, "-o", checked, "--quiet", timeout=240))
         (self.folder / ".other.plan.steps").write_text("of something else\n")
         self.assert_refused(run(*made, "-o", self.folder / "other.plan"), ".other.plan.steps", "remove it")
 
