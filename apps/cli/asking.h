@@ -48,12 +48,12 @@ struct AskedMethod {
   std::string why;  ///< why `auto` took it; empty: it was asked for
   MethodId id = kDense;
 };
-/// InputError when one of -a is no method.
+/// InputError when one of -a is no method, or names a file that is neither there nor one of the indexed text's own.
 void check_specs(const std::vector<std::string>& specs, const std::string& context);
+/// The indexed text's own method where `text` is its name, whatever folder its files are named from; else as typed.
+Spec asked_spec(const std::string& text, const std::vector<Spec>& stored);
 /// Those of -a, attached. Without it: what `auto` chooses where it was measured, else all that the text was indexed
 /// for, else full attention.
-/// One of the indexed text's own methods where the text is its name, whatever folder its files are named from.
-Spec asked_spec(const std::string& text, const std::vector<Spec>& stored);
 std::vector<AskedMethod> asked_methods(const std::vector<std::string>& specs, AskedText& text);
 /// Says what `auto` took, and with `exact` that it drafts alone.
 void say_why(const AskedMethod& method, const CommonFlags& common, bool exact = false);

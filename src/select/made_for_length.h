@@ -9,14 +9,14 @@
 
 namespace lode {
 
-/// A context that is longer by more than this than what a method was made on is remarked on. The shipped functions of 16k
-/// tokens are as good at 32k, and lose a fifth of the lookups at 64k (docs/results/saap.md).
+/// A remark is made where a context has more than so many times the tokens that a method was made on. The shipped
+/// functions of 16k tokens are as good at 32k, and lose a fifth of the lookups at 64k (docs/results/saap.md).
 inline constexpr std::int64_t kBeyondReach = 2;
 
 class MadeForLength {
  public:
   virtual ~MadeForLength() = default;
-  /// What is to be said of a context of so many tokens; empty when nothing speaks against it.
+  /// The remark for a context of this many tokens; empty when nothing speaks against it.
   virtual std::string remark_on_length(std::int64_t tokens) const = 0;
 };
 

@@ -432,8 +432,8 @@ Json told(const Context& context, const IndexFlags& flags, const IndexedText& re
 
 Json index_text(IndexFlags flags) {
   std::optional<Earlier> earlier;
-  std::vector<std::filesystem::path>
-      folders;  // of specs that come from the file: what is typed is found as typed
+  // For specs that come from the file alone: the files of typed ones are where they are typed.
+  std::vector<std::filesystem::path> folders;
   if (!flags.append.empty()) {
     earlier = read_earlier(flags.append);
     if (flags.specs.empty()) folders = earlier->meta.folders;
