@@ -22,6 +22,7 @@
 #include "lodestone/sources.h"
 #include "model/config.h"
 #include "ranks.h"
+#include "select/spec_list.h"
 #include "shell_word.h"
 
 namespace lode::cli {
@@ -231,9 +232,7 @@ void build_missing(const AskedFlags& flags, Context& context, const std::vector<
   constexpr double kWorthSaying = 0.5;  // seconds
   std::vector<std::string> fresh;
   for (const Spec& spec : context.methods())
-    if (spec.name != "full" &&
-        std::none_of(stored.begin(), stored.end(), [&](const Spec& s) { return same_method(s, spec); }))
-      fresh.push_back(spec.str());
+    if (spec.name != "full" && !holds(stored, spec)) fresh.push_back(spec.str());
   if (fresh.empty()) return context.build_indexes();
   const auto start = std::chrono::steady_clock::now();
   const std::int64_t steps = std::ssize(fresh) * context.model().config().layers;

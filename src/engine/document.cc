@@ -13,6 +13,7 @@
 #include "engine/context_file.h"
 #include "lodestone/error.h"
 #include "select/shared/branches.h"
+#include "select/spec_list.h"
 
 namespace lode {
 
@@ -203,8 +204,7 @@ const std::vector<Spec>& Document::methods() const {
   return impl_->methods;
 }
 bool Document::answers(const Spec& spec) const {
-  return spec.name == "full" || std::any_of(impl_->methods.begin(), impl_->methods.end(),
-                                            [&](const Spec& known) { return same_method(known, spec); });
+  return spec.name == "full" || holds(impl_->methods, spec);
 }
 DType Document::kv_type() const {
   return impl_->context.options().kv_type;

@@ -30,6 +30,7 @@
 #include "model/config.h"
 #include "prompts.h"
 #include "ranks.h"
+#include "select/spec_list.h"
 #include "shell_word.h"
 #include "text/chat_template.h"
 
@@ -379,9 +380,7 @@ std::vector<Spec> with_automatic(std::vector<Spec> specs, const Model& model, st
   std::vector<std::string> names;
   for (Spec& spec : automatic_methods(model, tokens)) {
     names.push_back(spec.str());
-    const bool there =
-        std::any_of(specs.begin(), specs.end(), [&](const Spec& s) { return same_method(s, spec); });
-    if (!there) specs.push_back(std::move(spec));
+    if (!holds(specs, spec)) specs.push_back(std::move(spec));
   }
   if (!names.empty() && !common.quiet)
     print_remark(

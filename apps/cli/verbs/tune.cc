@@ -57,7 +57,7 @@ struct Texts {
 constexpr std::uint64_t kSeed = 0x74756e65, kCheckSeed = 0x63686563;
 
 /// Documents of each length, those to check on from the end of the texts, or from --check. Few passages come back, and short
-/// ones: every token counts, and one passage of 32 words has as many as ten answers.
+/// ones, for they are no questions.
 Texts make_documents(const TuneFlags& flags, const Model& model, std::span<const std::int64_t> lengths) {
   const std::string check = flags.check.empty() ? "" : read_text(flags.check);
   const std::vector<std::string> own = read_texts(flags.texts, check);
@@ -99,12 +99,13 @@ Texts read_as_they_are(const TuneFlags& flags) {
   return texts;
 }
 
-/// As many of the last tokens as are questions in the shortest of the documents, up to 1,024: a large vocabulary's
-/// predictions of as many are kept to compare with.
-std::int64_t usual_last(std::span<const std::int64_t> lengths) {
-  constexpr std::int64_t kMost = 1024, kHeader = 64;  // tokens in front of the first question
+/// As many of the last tokens as are questions in the shortest of the documents, up to 4,096, and as few as full attention's
+/// predictions fit into half a GiB for, which are held to compare with.
+std::int64_t usual_last(std::span<const std::int64_t> lengths, std::int64_t vocabulary) {
+  constexpr std::int64_t kMost = 4096, kHeader = 64;  // tokens in front of the first question
+  constexpr std::int64_t kPredictions = (std::int64_t{512} << 20) / std::int64_t{sizeof(float)};
   const LessonOptions shortest = {.tokens = *std::min_element(lengths.begin(), lengths.end())};
-  return std::min(kMost, shortest.question_tokens() - kHeader);
+  return std::min({kMost, kPredictions / vocabulary, shortest.question_tokens() - kHeader});
 }
 
 /// Which documents can be made for the model, and measured.
@@ -121,14 +122,15 @@ void expect_lengths(const TuneFlags& flags, std::span<const std::int64_t> tokens
 std::shared_ptr<const Model> read_all(TuneFlags& flags, Texts& texts) {
   const bool made = flags.makes_documents();
   flags.options.target = TuneTarget::parse(!flags.target.empty() ? flags.target
-                                           : made                ? "kept=0.98"
+                                           : made                ? "kept=0.99"
                                                                  : "agreement=0.99");
   const std::vector<std::int64_t> tokens =
       parse_counts(flags.tokens, "--tokens", LessonOptions::kFewestTokens, std::int64_t{1} << 30);
-  flags.options.probe.last = flags.last > 0 ? flags.last : made ? usual_last(tokens) : 512;
+  flags.options.probe.last = flags.last > 0 ? flags.last : 512;
   if (!made) texts = read_as_they_are(flags);
   std::shared_ptr<const Model> model = load_model(flags.common, flags.model);
   if (!made) return model;
+  if (flags.last == 0) flags.options.probe.last = usual_last(tokens, model->config().vocab);
   expect_lengths(flags, tokens, model->config());
   texts = make_documents(flags, *model, tokens);
   return model;
@@ -253,10 +255,9 @@ void add_tune(CLI::App& app) {
   add_force_flag(verb, flags->force);
   verb.add_option("--target", flags->target,
                   "error=E (relative output error), loss=NATS (a token), agreement=SHARE (of next tokens), "
-                  "kept=SHARE (of the tokens that full attention is sure of and sink and window alone do not "
-                  "find) or "
+                  "kept=SHARE (of the answers that full attention finds and sink and window alone do not) or "
                   "recovered=SHARE (of what full attention predicts better than sink and window alone)")
-      ->default_str("kept=0.98; of texts as they are agreement=0.99");
+      ->default_str("kept=0.99; of texts as they are agreement=0.99");
   verb.add_option("--cost", flags->cost,
                   "what the plan is to have little of: bytes, time (of a step on this device) or both");
   verb.add_option(
@@ -266,7 +267,7 @@ void add_tune(CLI::App& app) {
   add_attention_flag(verb, flags->specs, false);
   verb.add_option("--last", flags->last, "tokens at the end of each text that are measured")
       ->check(whole_number(1, 1'000'000))
-      ->default_str("a document's questions, 1024 at most; 512 of texts as they are");
+      ->default_str("a document's questions, 4096 at most; 512 of texts as they are");
   verb.add_option("--sink", flags->options.probe.dense.sink, "first tokens that every head attends")
       ->check(whole_number(0, 1'000'000));
   verb.add_option("--window", flags->options.probe.dense.window, "last tokens that every head attends")

@@ -10,6 +10,7 @@
 #include "base/relative_error.h"
 #include "base/text.h"
 #include "engine/context.h"
+#include "lab/eval/found_answers.h"
 #include "lab/eval/head_probe.h"
 #include "lodestone/error.h"
 
@@ -124,7 +125,7 @@ class Probing {
   struct Predictions {
     std::vector<double> losses;
     std::vector<TokenId> likeliest;
-    std::vector<double> right;        // 1 where the likeliest is the text's own
+    std::vector<bool> right;          // whether the likeliest is the text's own
     std::vector<double> divergences;  // from full attention's, if asked for
     std::vector<float> logits;        // [last, vocab] of full attention where divergences are asked for
     std::vector<double> norms;        // [last] log_sum_exp of each row of logits
@@ -210,7 +211,7 @@ class Probing {
               row_of, norm, std::span(exact->logits).subspan(token * vocab, vocab), exact->norms[token]));
         }
         found.likeliest.push_back(static_cast<TokenId>(likeliest_of(row_of)));
-        found.right.push_back(found.likeliest.back() == tokens_[begin + i + 1] ? 1.0 : 0.0);
+        found.right.push_back(found.likeliest.back() == tokens_[begin + i + 1]);
       }
       if (options_.divergence && exact == nullptr) {
         found.logits.reserve(static_cast<std::size_t>(options_.last) * vocab);
@@ -264,11 +265,11 @@ class Probing {
     const std::vector<double>&full = predictions[0].losses, &streaming = predictions[1].losses;
     const std::vector<bool> needs_past = needing_past(predictions[0], predictions[1]);
     report.gap_tokens = std::count(needs_past.begin(), needs_past.end(), true);
-    std::vector<bool> far(full.size());  // found there
+    std::vector<bool> far(full.size());  // what full attention finds there
     for (std::size_t i = 0; i < far.size(); ++i)
-      far[i] =
-          predictions[0].right[i] > 0 && std::exp(-full[i]) >= options_.sure && predictions[1].right[i] == 0;
-    report.found_tokens = std::count(far.begin(), far.end(), true);
+      far[i] = predictions[0].right[i] && std::exp(-full[i]) >= options_.sure && !predictions[1].right[i];
+    const FoundAnswers answers(far, predictions[0].right);
+    report.found_answers = static_cast<std::int64_t>(answers.count());
     const double gap = mean_where(streaming, needs_past) - mean_where(full, needs_past);
     for (std::size_t m = 0; m < report.rows.size(); ++m) {
       ProbeRow& row = report.rows[m];
@@ -283,7 +284,7 @@ class Probing {
       for (std::size_t i = 0; i < losses.size(); ++i)
         same.push_back(predictions[m].likeliest[i] == predictions[0].likeliest[i] ? 1.0 : 0.0);
       row.agreement = mean_where(same, std::vector<bool>(losses.size(), true));
-      if (report.found_tokens > 0) row.kept = mean_where(predictions[m].right, far);
+      row.kept = answers.kept(predictions[m].right);
       if (report.gap_tokens > 0) row.recovered = (mean_where(streaming, needs_past) - row.gap_loss) / gap;
     }
   }
@@ -358,7 +359,7 @@ Json ProbeReport::json() const {
                  {"tokens", tokens},
                  {"last", options.last},
                  {"gap_tokens", gap_tokens},
-                 {"found_tokens", found_tokens},
+                 {"found_answers", found_answers},
                  {"gap", options.gap},
                  {"sure", options.sure},
                  {"sink", options.dense.sink},

@@ -59,8 +59,8 @@ struct ProbeRow {
   double gap_loss = 0;              ///< over the tokens that need the past; 0 when there are none
   std::optional<double> recovered;  ///< (streaming - this) / (streaming - full) over those tokens
   double agreement = 1;  ///< share of the last tokens whose likeliest next token is full attention's
-  /// Of the tokens that full attention finds in the far past (it is sure of them, and they are not the likeliest of sink
-  /// and window alone), the share that are this row's likeliest, too. No value when there are none.
+  /// Of the answers that full attention finds in the far past, the share that stays (FoundAnswers): a token is found when full
+  /// attention is sure of it and sink and window alone hold another likelier. No value when there are none.
   std::optional<double> kept;
   /// Kullback-Leibler divergence of the predictions from full attention's, nats per token, if asked for; over
   /// all of the last tokens, and over those that need the past.
@@ -84,8 +84,8 @@ struct KvError {
 struct ProbeReport {
   std::string model;
   std::int64_t tokens = 0;
-  std::int64_t gap_tokens = 0;    ///< of the last ones, those that need the past
-  std::int64_t found_tokens = 0;  ///< of the last ones, those that full attention finds in the far past
+  std::int64_t gap_tokens = 0;     ///< of the last ones, those that need the past
+  std::int64_t found_answers = 0;  ///< among the last ones, those that full attention finds in the far past
   ProbeOptions options;
   std::vector<ProbeRow> rows;  ///< full, streaming, then the others in the order asked for
   /// The row of each spec asked for: those that are equal with the same sink and window share one.

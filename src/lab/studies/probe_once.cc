@@ -30,7 +30,7 @@ Json packed(const ProbeReport& report) {
   }
   return {{"tokens", report.tokens},
           {"gap_tokens", report.gap_tokens},
-          {"found_tokens", report.found_tokens},
+          {"found_answers", report.found_answers},
           {"row_of", report.row_of},
           {"rows", std::move(rows)}};
 }
@@ -39,7 +39,7 @@ ProbeReport unpacked(const Json& json) {
   const auto number = [](const Json& x) { return x.is_null() ? std::optional<double>() : x.get<double>(); };
   ProbeReport report = {.tokens = json.at("tokens"),
                         .gap_tokens = json.at("gap_tokens"),
-                        .found_tokens = json.at("found_tokens"),
+                        .found_answers = json.at("found_answers"),
                         .row_of = json.at("row_of")};
   for (const Json& row : json.at("rows")) {
     report.rows.push_back({.attention = row.at("attention"),

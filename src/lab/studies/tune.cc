@@ -121,7 +121,7 @@ std::string part_of(const std::string& step, std::size_t at, std::size_t parts) 
 
 class Tuner {
  public:
-  /// counted: tokens of all texts that the target counts.
+  /// counted: tokens or answers of all texts that the target counts.
   Tuner(const std::shared_ptr<const Model>& model, const std::vector<std::string>& texts,
         std::int64_t counted, const std::vector<NamedSpec>& candidates, const TuneOptions& options)
       : model_(model),
@@ -529,7 +529,7 @@ void check_lengths(const Model& model, const TuneOptions& options) {
     check("--lengths", length);
 }
 
-/// How many tokens of a text the target counts. What a plan is to find in the far past must be there, in every text;
+/// How many tokens or answers of a text the target counts. What a plan is to find in the far past must be there, in every text;
 /// that is seen before anything is measured.
 std::int64_t check_far_past(const std::shared_ptr<const Model>& model, const std::string& text,
                             const std::string& name, const TuneOptions& options) {
@@ -541,15 +541,16 @@ std::int64_t check_far_past(const std::shared_ptr<const Model>& model, const std
   probe_options.kv_error = false;
   const ProbeReport report = probe_once(options.log, model, text, {}, probe_options);
   const bool kept = options.target.kind == TuneTarget::Kind::kept;
-  const std::int64_t found = kept ? report.found_tokens : report.gap_tokens;
+  const std::int64_t found = kept ? report.found_answers : report.gap_tokens;
   if (found >= kFewest) return found;
   throw InputError(fmt::format(
-      "--target {}: {}: expected at least {} of the last {} tokens (--last) that full attention "
-      "predicts {}, found {}",
-      options.target.name(), name, kFewest, options.probe.last,
-      kept ? fmt::format("rightly with a probability of at least {} and sink and window alone do not",
+      "--target {}: {}: expected at least {} among the last {} tokens (--last) that full attention {}, found "
+      "{}",
+      options.target.name(), name, kept ? fmt::format("{} answers", kFewest) : fmt::format("{}", kFewest),
+      options.probe.last,
+      kept ? fmt::format("finds with a probability of at least {} and sink and window alone do not",
                          options.probe.sure)
-           : fmt::format("better than sink and window alone by {} nats", options.probe.gap),
+           : fmt::format("predicts better than sink and window alone by {} nats", options.probe.gap),
       found));
 }
 
@@ -622,10 +623,10 @@ double TuneTarget::looser_than(double measured) const {
   return std::max(0.01, std::floor(100 * kept) / 100);
 }
 
-TuneTarget TuneTarget::with_margin(std::int64_t tokens) const {
+TuneTarget TuneTarget::with_margin(std::int64_t counted) const {
   TuneTarget strict = *this;
   if (kind == Kind::agreement || kind == Kind::kept)
-    strict.bound = std::min(1.0, bound + std::sqrt(bound * (1.0 - bound) / static_cast<double>(tokens)));
+    strict.bound = std::min(1.0, bound + std::sqrt(bound * (1.0 - bound) / static_cast<double>(counted)));
   else if (kind == Kind::recovered)
     strict.bound = bound + 0.1 * (1.0 - bound);
   else
@@ -648,8 +649,7 @@ std::string TuneTarget::str() const {
       return fmt::format("full attention's next token in {} of all cases at least", bound);
     case Kind::kept:
       return fmt::format(
-          "at least {} of the tokens that full attention is sure of and sink and window alone do not find",
-          bound);
+          "at least {} of the answers that full attention finds and sink and window alone do not", bound);
     case Kind::recovered:
       break;
   }

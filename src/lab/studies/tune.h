@@ -23,7 +23,7 @@ struct TuneTarget {
     error,      ///< relative output error, root of the mean square over heads
     loss,       ///< nats per token more than full attention's
     agreement,  ///< share of tokens whose likeliest next token is full attention's
-    kept,  ///< share of the tokens that stay the likeliest, of those that full attention finds in the far past (ProbeRow)
+    kept,  ///< share of the answers that stay, of those that full attention finds in the far past (ProbeRow)
     recovered  ///< share of what full attention predicts better than sink and window alone
   };
   Kind kind = Kind::agreement;
@@ -32,9 +32,9 @@ struct TuneTarget {
   /// "error=0.05", "loss=0.01", "agreement=0.99", "kept=0.99", "recovered=0.98"; InputError otherwise.
   static TuneTarget parse(std::string_view text);
   double measure(const ProbeRow& row, const ProbeRow& full) const;
-  /// The same target with room for chance: what must be met on `tokens` measured tokens for the target to
-  /// hold on others. A standard error for shares of tokens, a tenth of what may be lost for the rest.
-  TuneTarget with_margin(std::int64_t tokens) const;
+  /// The same target with room for chance: what must be met on so many counted tokens or answers for the target to
+  /// hold on others. A standard error for shares of them, a tenth of what may be lost for the rest.
+  TuneTarget with_margin(std::int64_t counted) const;
   /// A bound that what measured so much should keep, margin included.
   double looser_than(double measured) const;
   /// Whether it is told by what the model predicts, not by outputs of heads.

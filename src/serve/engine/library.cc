@@ -20,6 +20,7 @@
 #include "lodestone/automatic.h"
 #include "lodestone/error.h"
 #include "model/config.h"
+#include "select/spec_list.h"
 #include "serve/engine/rank_engine.h"
 #include "serve/engine/source_places.h"
 #include "serve/names.h"
@@ -657,14 +658,13 @@ DocumentSource Library::source_of(const Entry& entry) const {
   const Device device = device_for(model, entry.kv_type);
   const std::int64_t tokens = entry.info.tokens, room = room_for(*model.model, tokens),
                      most = std::max(entry.file_tokens, room);
-  const std::vector<std::string> known = entry.info.attentions;
   std::vector<Spec> in_file;
-  for (const std::string& spec : known) in_file.push_back(parse_spec(spec, entry.folders));
+  for (const std::string& spec : entry.info.attentions) in_file.push_back(parse_spec(spec, entry.folders));
   const auto need = [&model, device, type = entry.kv_type, tokens, most,
                      in_file](const std::vector<Spec>& specs) {
     std::vector<Spec> all = in_file;
     for (const Spec& spec : specs)
-      if (std::ranges::find(in_file, spec.str(), &Spec::str) == in_file.end()) all.push_back(spec);
+      if (!holds(in_file, spec)) all.push_back(spec);
     const GpuModel* const gpu = device == Device::cuda ? model.on_gpu.get() : nullptr;
     return document_bytes(*model.model, gpu, type, tokens, most, all);
   };
@@ -675,13 +675,13 @@ DocumentSource Library::source_of(const Entry& entry) const {
       throw ApiError(400, error.what());
     }
   };
-  const auto load = [this, name, &model, device, room, known, need](const std::vector<Spec>& specs) {
+  const auto load = [this, name, &model, device, room, in_file, need](const std::vector<Spec>& specs) {
     if (device == Device::cuda) expect_free(need(specs));
     DocumentOptions options;
     options.max_tokens = room;
     options.device = device;
     options.specs = specs;
-    return this->load(name, model, options, known);
+    return this->load(name, model, options, in_file);
   };
   return {.name = name, .device = device, .need = need, .check = check, .load = load};
 }
@@ -704,7 +704,7 @@ std::string fault_of(const OpenFile& open, const DocumentOptions& options) {
 
 std::shared_ptr<const Document> Library::load(const std::string& name, const LoadedModel& model,
                                               const DocumentOptions& options,
-                                              const std::vector<std::string>& known) const {
+                                              const std::vector<Spec>& in_file) const {
   const OpenFile open = [&](const DocumentOptions& with) {
     return options_.ranks != nullptr ? options_.ranks->open(model, path_of(name), with)
                                      : Document::open(path_of(name), model.model, with);
@@ -713,9 +713,8 @@ std::shared_ptr<const Document> Library::load(const std::string& name, const Loa
   try {
     document = open(options);
   } catch (const InputError& error) {
-    const bool asked_for_more = std::ranges::any_of(options.specs, [&](const Spec& spec) {
-      return spec.name != "full" && std::ranges::find(known, spec.str()) == known.end();
-    });
+    const bool asked_for_more = std::ranges::any_of(
+        options.specs, [&](const Spec& spec) { return spec.name != "full" && !holds(in_file, spec); });
     const std::string fault = asked_for_more ? fault_of(open, options) : error.what();
     if (fault.empty()) throw ApiError(400, without_folder(error.what()));
     throw unusable_context(name, without_folder(fault));

@@ -106,7 +106,7 @@ class Library {
   DocumentSource source_of(const Entry& entry) const;
   std::shared_ptr<const Document> load(const std::string& name, const LoadedModel& model,
                                        const DocumentOptions& options,
-                                       const std::vector<std::string>& known) const;
+                                       const std::vector<Spec>& in_file) const;
   /// A document that was read. Its memory is free before the claim to it is given back.
   struct Read {
     std::shared_ptr<OpenDocuments::Claim> claim;  ///< none on the host

@@ -13,6 +13,7 @@
 #include "base/unison.h"
 #include "engine/memory.h"
 #include "lodestone/error.h"
+#include "select/spec_list.h"
 
 namespace lode::serve {
 
@@ -30,8 +31,7 @@ double now() {
 }
 
 bool has(const std::vector<Spec>& specs, const Spec& spec) {
-  return spec.name == "full" ||
-         std::ranges::any_of(specs, [&](const Spec& known) { return same_method(known, spec); });
+  return spec.name == "full" || holds(specs, spec);
 }
 
 std::vector<Spec> with(std::vector<Spec> specs, const Spec& spec) {
