@@ -11,6 +11,7 @@
 #include <map>
 
 #include "base/text.h"
+#include "engine/context.h"
 #include "lab/eval/settings.h"
 #include "lab/studies/probe_once.h"
 #include "lab/train/trained_on.h"
@@ -25,6 +26,8 @@ constexpr double kLightest = 1e-2, kHeaviest = 1e5;
 constexpr std::int64_t kStepRoom = 64;  // positions for timed steps
 const std::vector<std::int64_t> kUsualLengths = {4096, 16384, 65536};
 constexpr int kTrials = 8;  ///< plans measured side by side in each of two rounds
+/// Tokens on which heads are weighed one by one: that takes a plan for each head and method, and need not be exact.
+constexpr std::int64_t kWeighedOn = 1024;
 
 /// As --target names them.
 constexpr std::array<std::pair<std::string_view, TuneTarget::Kind>, 5> kTargets = {
@@ -112,6 +115,48 @@ std::int64_t longest_of(const Tokenizer& tokenizer, const std::vector<std::strin
   for (const std::string& text : texts)
     most = std::max(most, std::ssize(tokenizer.encode(text, Tokenizer::Bos::as_template)));
   return most;
+}
+
+Plan empty_plan(const Model& model, const LocalWindow& dense) {
+  Plan plan = {.model_fingerprint = std::string(model.fingerprint()),
+               .note = "",
+               .chosen_on = "",
+               .dense = dense,
+               .heads = {}};
+  plan.heads.resize(static_cast<std::size_t>(model.config().layers));
+  return plan;
+}
+
+/// The candidates that a plan on this device can have, and the names of the others: on a GPU the host would choose for
+/// them, which takes so long that nobody wants such a plan.
+struct Eligible {
+  std::vector<NamedSpec> candidates;
+  std::vector<std::string> left_out;
+};
+
+Eligible eligible(const std::shared_ptr<const Model>& model, const std::vector<std::string>& texts,
+                  const std::vector<NamedSpec>& candidates, const ProbeOptions& options) {
+  if (options.context.device != Device::cuda) return {candidates, {}};
+  ContextOptions context_options = options.context;
+  if (context_options.max_tokens == 0) context_options.max_tokens = longest_of(model->tokenizer(), texts);
+  Context context(model, context_options);
+  TrialFiles files;
+  Eligible result;
+  for (const NamedSpec& candidate : candidates) {
+    Plan plan = empty_plan(*model, options.dense);  // it serves one head
+    for (auto& layer : plan.heads) layer.assign(static_cast<std::size_t>(model->config().kv_heads), "full");
+    plan.heads.back().front() = candidate.spec.str();
+    const auto method = static_cast<std::size_t>(context.attach(files.add(plan).spec));
+    if (candidate.spec.name == "full" || context.impl().methods[method].chosen_by != ChosenBy::host)
+      result.candidates.push_back(candidate);
+    else
+      result.left_out.push_back(candidate.name);
+  }
+  if (!result.candidates.empty()) return result;
+  throw InputError(
+      fmt::format("tune: expected methods by which a GPU chooses for a head of a plan, found {}: name "
+                  "others (-a), or tune on the CPU (--device cpu)",
+                  fmt::join(result.left_out, ", ")));
 }
 
 /// A step's name with which of how many it is: each has its own progress.
@@ -262,6 +307,7 @@ class Tuner {
       }
     }
     ProbeOptions options = titled("heads one by one");
+    options.last = std::min(options.last, kWeighedOn);
     options.divergence = true;
     const std::vector<Measured> measured = measure(plans, options);
     for (std::size_t i = 0; i < needs.size(); ++i)
@@ -333,12 +379,7 @@ class Tuner {
 
   Trial empty_trial() const {
     Trial trial;
-    trial.plan = {.model_fingerprint = std::string(model_->fingerprint()),
-                  .note = "",
-                  .chosen_on = "",
-                  .dense = options_.probe.dense,
-                  .heads = {}};
-    trial.plan.heads.resize(static_cast<std::size_t>(model_->config().layers));
+    trial.plan = empty_plan(*model_, options_.probe.dense);
     return trial;
   }
 
@@ -800,8 +841,9 @@ Json TuneReport::json() const {
     equal.push_back({{"method", at.method},
                      {"density", at.density ? Json(*at.density) : Json()},
                      {"step_ms", at.ms ? Json(*at.ms) : Json()}});
-  return {{"model", model},   {"target", target.str()}, {"plan", plan.heads},     {"results", results},
-          {"timings", times}, {"plan_met", plan_met()}, {"at_equal_loss", equal}, {"verdict", verdict()}};
+  return {{"model", model},         {"target", target.str()}, {"plan", plan.heads},
+          {"results", results},     {"timings", times},       {"plan_met", plan_met()},
+          {"at_equal_loss", equal}, {"left_out", left_out},   {"verdict", verdict()}};
 }
 
 std::string TuneReport::table() const {
@@ -829,6 +871,9 @@ std::string TuneReport::table() const {
                      ever ? fmt::format("{:.3f}", *at.ms) : ""});
   }
   if (!equal.empty()) text += text_table(lines);
+  if (!left_out.empty())
+    text += fmt::format("\nleft out, since on a GPU the host would choose for heads of a plan: {}\n",
+                        fmt::join(left_out, ", "));
   if (!timings.empty()) text += "\n  tokens   full ms   plan ms  best single ms\n";
   for (const Timing& t : timings)
     text += fmt::format("{:>8} {:>9.3f} {:>9.3f}  {:>14}\n", t.context, t.full_ms, t.plan_ms,
@@ -865,16 +910,21 @@ Json chosen_on(const std::shared_ptr<const Model>& model, const std::vector<std:
 }  // namespace
 
 TuneReport tune(const std::shared_ptr<const Model>& model, const std::vector<std::string>& texts,
-                const std::vector<std::string>& check_texts, const std::vector<NamedSpec>& candidates,
+                const std::vector<std::string>& check_texts, const std::vector<NamedSpec>& asked,
                 const TuneOptions& options) {
   LODE_ASSERT(!texts.empty() && !check_texts.empty());
   check_lengths(*model, options);
+  auto [candidates, left_out] = eligible(model, texts, asked, options.probe);
   std::int64_t counted = 0;
   for (std::size_t i = 0; i < texts.size(); ++i)
     counted += check_far_past(model, texts[i], fmt::format("text {} to choose on", i + 1), options);
   for (const std::string& text : check_texts) check_far_past(model, text, "a text to check on", options);
-  TuneReport report = {
-      .model = model->path().string(), .target = options.target, .plan = {}, .rows = {}, .timings = {}};
+  TuneReport report = {.model = model->path().string(),
+                       .target = options.target,
+                       .plan = {},
+                       .rows = {},
+                       .timings = {},
+                       .left_out = std::move(left_out)};
   Tuner tuner(model, texts, counted, candidates, options);
   report.plan = tuner.choose();
   report.times_told = tuner.times_told();

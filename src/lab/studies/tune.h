@@ -88,6 +88,8 @@ struct TuneReport {
     std::optional<double> single_ms;  ///< of the best single method
   };
   std::vector<Timing> timings;
+  std::vector<std::string>
+      left_out;  ///< methods that were asked for, and that a GPU does not choose by in a plan
   /// What a method reads, and how long a step takes, at the plan's own loss on the check text, between its
   /// two nearest parameters, linear in the logarithm; none when no parameter that was tried comes as near to
   /// full attention.
