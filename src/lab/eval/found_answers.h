@@ -1,27 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
-// Answers that full attention finds in the far past, and how many of them stay under another way to attend: the score of
-// questions whose text is known, without asking each of them.
+// Answers that full attention finds in the far past, and how many of them stay under another way to attend: what a score of
+// the text's questions would lose, without asking each of them.
 #pragma once
 
 #include <cstddef>
 #include <optional>
+#include <span>
 #include <vector>
+
+#include "lab/tasks/language.h"
+#include "lodestone/tokenizer.h"
 
 namespace lode {
 
+/// Tokens [begin, end).
+struct TokenStretch {
+  std::size_t begin = 0, end = 0;
+  bool operator==(const TokenStretch&) const = default;
+};
+
+/// The whole answers among tokens; a token over a mark's edge belongs to what it begins in.
+std::vector<TokenStretch> answers_between(const AnswerMarks& marks, const Tokenizer& tokenizer,
+                                          std::span<const TokenId> tokens);
+
 class FoundAnswers {
  public:
-  /// Both [tokens]: which are found in the far past, and which full attention predicts rightly, as it does those found. What it
-  /// does not predict, as a question's first words, stands between two answers.
-  FoundAnswers(const std::vector<bool>& found, const std::vector<bool>& right);
+  /// found: [tokens] which are found in the far past; right: [tokens] which full attention predicts. An answer counts if all
+  /// of it is right, and any of it found. Where it is not known what is an answer, whatever is right from one found token to
+  /// the next is one.
+  FoundAnswers(const std::vector<bool>& found, const std::vector<bool>& right,
+               const std::optional<std::vector<TokenStretch>>& answers = std::nullopt);
 
   std::size_t count() const { return answers_.size(); }
-  /// The share of which every token found is still predicted rightly, for one that is lost spoils an answer. right: [tokens].
-  /// No value when there are none.
+  /// The share of which every token is still predicted, for one that is lost spoils an answer. right: [tokens] under another
+  /// way to attend. No value when there are none.
   std::optional<double> kept(const std::vector<bool>& right) const;
 
  private:
-  std::vector<std::vector<std::size_t>> answers_;  // their tokens that are found
+  std::vector<TokenStretch> answers_;
 };
 
 }  // namespace lode

@@ -10,7 +10,6 @@
 #include "base/relative_error.h"
 #include "base/text.h"
 #include "engine/context.h"
-#include "lab/eval/found_answers.h"
 #include "lab/eval/head_probe.h"
 #include "lodestone/error.h"
 
@@ -260,6 +259,13 @@ class Probing {
     return error;
   }
 
+  /// The answers among the last tokens, where it is known how they are marked.
+  std::optional<std::vector<TokenStretch>> stretches() const {
+    if (!options_.marks) return std::nullopt;
+    return answers_between(*options_.marks, model_->tokenizer(),
+                           std::span(tokens_).last(static_cast<std::size_t>(options_.last)));
+  }
+
   /// Agreement, and the recovered gap, over the tokens where full beats streaming clearly.
   void compare(const std::vector<Predictions>& predictions, ProbeReport& report) const {
     const std::vector<double>&full = predictions[0].losses, &streaming = predictions[1].losses;
@@ -268,7 +274,7 @@ class Probing {
     std::vector<bool> far(full.size());  // what full attention finds there
     for (std::size_t i = 0; i < far.size(); ++i)
       far[i] = predictions[0].right[i] && std::exp(-full[i]) >= options_.sure && !predictions[1].right[i];
-    const FoundAnswers answers(far, predictions[0].right);
+    const FoundAnswers answers(far, predictions[0].right, stretches());
     report.found_answers = static_cast<std::int64_t>(answers.count());
     const double gap = mean_where(streaming, needs_past) - mean_where(full, needs_past);
     for (std::size_t m = 0; m < report.rows.size(); ++m) {

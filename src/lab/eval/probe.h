@@ -14,6 +14,7 @@
 #include "base/json.h"
 #include "base/progress.h"
 #include "lab/eval/eval.h"
+#include "lab/eval/found_answers.h"
 #include "lodestone/engine.h"
 
 namespace lode {
@@ -35,6 +36,7 @@ struct ProbeOptions {
   /// method that loses nothing turns some over, too. Were it 0, no sparse method would keep 98 % at 128k, where several
   /// lose less than a point of the tasks' scores.
   double sure = 0.5;
+  std::optional<AnswerMarks> marks;  ///< where the text's answers stand, if known
   Progress::Mode progress = Progress::Mode::automatic;
   std::string title = "probe";  ///< of the progress
 };

@@ -80,7 +80,8 @@ Json key_of(const Model& model, std::string_view text, const std::vector<NamedSp
           {"of_far_past", options.of_far_past},
           {"divergence", options.divergence},
           {"gap", options.gap},
-          {"sure", options.sure}};
+          {"sure", options.sure},
+          {"marks", options.marks ? Json({options.marks->before, options.marks->after}) : Json()}};
 }
 
 }  // namespace

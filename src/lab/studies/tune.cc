@@ -574,7 +574,6 @@ void check_lengths(const Model& model, const TuneOptions& options) {
 /// that is seen before anything is measured.
 std::int64_t check_far_past(const std::shared_ptr<const Model>& model, const std::string& text,
                             const std::string& name, const TuneOptions& options) {
-  constexpr std::int64_t kFewest = 8;
   if (!options.target.of_far_past()) return options.probe.last;
   ProbeOptions probe_options = options.probe;
   probe_options.title = "far past";
@@ -582,12 +581,12 @@ std::int64_t check_far_past(const std::shared_ptr<const Model>& model, const std
   probe_options.kv_error = false;
   const ProbeReport report = probe_once(options.log, model, text, {}, probe_options);
   const bool kept = options.target.kind == TuneTarget::Kind::kept;
-  const std::int64_t found = kept ? report.found_answers : report.gap_tokens;
-  if (found >= kFewest) return found;
+  const std::int64_t found = kept ? report.found_answers : report.gap_tokens, fewest = kept ? 2 : 8;
+  if (found >= fewest) return found;
   throw InputError(fmt::format(
       "--target {}: {}: expected at least {} among the last {} tokens (--last) that full attention {}, found "
       "{}",
-      options.target.name(), name, kept ? fmt::format("{} answers", kFewest) : fmt::format("{}", kFewest),
+      options.target.name(), name, kept ? fmt::format("{} answers", fewest) : fmt::format("{}", fewest),
       options.probe.last,
       kept ? fmt::format("finds with a probability of at least {} and sink and window alone do not",
                          options.probe.sure)

@@ -76,6 +76,11 @@ std::string fill(std::string_view text_template, Slots slots) {
   });
 }
 
+AnswerMarks PromptForm::answer_marks() const {
+  constexpr std::string_view kSlot = "{question}";
+  return {.before = question.substr(question.find(kSlot) + kSlot.size()), .after = terminator};
+}
+
 const Language& Language::built_in(Side side) {
   constexpr std::string_view kWhere = "the built-in task language";
   static const Language held_out = parse(kTaskLanguage, kWhere, Side::held_out),

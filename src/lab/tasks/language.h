@@ -24,10 +24,16 @@ std::uint32_t crc32(std::string_view bytes);
 using Slots = std::initializer_list<std::pair<std::string_view, std::string_view>>;
 std::string fill(std::string_view text_template, Slots slots);
 
+/// What stands in front of each answer in a text, and what behind it.
+struct AnswerMarks {
+  std::string before, after;
+};
+
 /// What surrounds a question: the model reads context + header + question and writes a space, the answer, the
 /// terminator.
 struct PromptForm {
   std::string header, question, answer, terminator, stop;
+  AnswerMarks answer_marks() const;
 };
 
 /// Draws words and values from one of two sides, and hands out wordings.

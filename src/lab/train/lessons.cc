@@ -208,6 +208,10 @@ std::vector<Prompt> make_lessons(const Tokenizer& tokenizer, const std::vector<s
   return lessons;
 }
 
+AnswerMarks lesson_marks() {
+  return Language::built_in(Language::Side::trained).prompt().answer_marks();
+}
+
 std::vector<std::string> texts_of(const Tokenizer& tokenizer, const std::vector<Prompt>& lessons) {
   constexpr std::string_view kCut = "\xEF\xBF\xBD";  // what half a character is decoded to
   std::vector<std::string> texts;

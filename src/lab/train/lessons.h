@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lab/tasks/language.h"
 #include "lab/train/capture.h"
 
 namespace lode {
@@ -34,6 +35,9 @@ struct LessonOptions {
 /// too short to hold facts.
 std::vector<Prompt> make_lessons(const Tokenizer& tokenizer, const std::vector<std::string>& texts,
                                  const LessonOptions& options);
+
+/// What stands in front of the answers to a document's questions, and what behind them.
+AnswerMarks lesson_marks();
 
 /// The documents' text without what the tokenizer puts in front, [prompts]; a character that the last token cut is left
 /// out.
