@@ -14,6 +14,7 @@
 #include "engine/document.h"
 #include "kv/placement.h"
 #include "lodestone/error.h"
+#include "select/artefacts.h"
 
 namespace lode {
 
@@ -148,8 +149,7 @@ std::vector<Spec> automatic_methods(const Model& model, std::int64_t tokens) {
   // Clusters of keys before RoPE, kmeans' default, find next to nothing at 128k tokens (docs/results/quality.md).
   std::vector<Spec> specs = {parse_spec("squeezed:sparsity=0.7"), parse_spec("squeezed:sparsity=0.9"),
                              parse_spec("kmeans:rope=on")};
-  std::error_code none;
-  if (std::filesystem::exists(model.path() / "hash.safetensors", none)) specs.push_back(parse_spec("hash"));
+  if (artefact_of("hash", model.path(), model.fingerprint())) specs.push_back(parse_spec("hash"));
   return specs;
 }
 

@@ -15,6 +15,7 @@
 #include "gpu/layers/states_of.h"
 #include "lodestone/error.h"
 #include "model/kv_shape.h"
+#include "select/artefacts.h"
 #include "select/device_keys.h"
 #include "select/made_for_length.h"
 #include "select/of_layers.h"
@@ -104,12 +105,13 @@ std::string notice_of(const AttachedMethod& method, std::int64_t tokens) {
 
 namespace {
 
-/// The spec with the artefact that lies in the model's folder, when the method needs one and none is named.
-Spec with_artefact(Spec spec, const MethodInfo& info, const std::filesystem::path& model) {
-  if (info.name == "plan") spec.given.emplace("folder", model.string());  // for the methods of its heads
-  const std::filesystem::path path = model / (info.name + ".safetensors");
-  if (info.trained && !spec.text("weights") && std::filesystem::exists(path))
-    spec.given.emplace("weights", path.string());
+/// The spec with the model's own artefact, when the method needs one and none is named.
+Spec with_artefact(Spec spec, const MethodInfo& info, const Model& model) {
+  if (info.name == "plan")  // for the methods of its heads
+    spec.given.emplace("folder", std::filesystem::absolute(artefact_folder(model.path())).string());
+  if (!info.trained || spec.text("weights")) return spec;
+  if (const auto path = artefact_of(info.name, model.path(), model.fingerprint()))
+    spec.given.emplace("weights", path->string());
   return spec;
 }
 
@@ -564,7 +566,7 @@ MethodId Context::attach(const Spec& spec) {
   Impl& c = *impl_;
   if (const MethodId known = c.find(spec); known != kNotAttached) return known;
   const MethodInfo& info = find_method(spec.name);
-  const Spec complete = with_artefact(spec, info, c.model->path());
+  const Spec complete = with_artefact(spec, info, *c.model);
   if (info.make) restore_rows(c);  // it names rows by their tokens
   AttachedMethod method = {.spec = spec, .owned = {}, .selectors = {}, .built = false};
   for (int layer = 0; layer < c.config.layers && info.make; ++layer) {

@@ -26,6 +26,7 @@
 #include "kernels/q4_rows.h"
 #include "lodestone/error.h"
 #include "model/kv_shape.h"
+#include "select/artefacts.h"
 #include "select/shared/shares_index.h"
 
 namespace lode {
@@ -80,7 +81,8 @@ bool all_finite(std::span<const std::byte> row, DType type, int d) {
 std::filesystem::path missing_artefact(const Spec& spec, const std::filesystem::path& model) {
   const auto named = spec.file("weights");
   if (!named && !find_method(spec.name).trained) return {};
-  const auto path = named ? std::filesystem::path(*named) : model / (spec.name + ".safetensors");
+  const auto path =
+      named ? std::filesystem::path(*named) : artefact_folder(model) / (spec.name + ".safetensors");
   std::error_code unreadable;  // counts as missing
   return std::filesystem::exists(path, unreadable) ? std::filesystem::path()
                                                    : std::filesystem::absolute(path);

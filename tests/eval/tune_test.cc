@@ -154,8 +154,10 @@ TEST(Target, ALooserOneIsKeptWithItsMargin) {
   for (const char* text : {"agreement=0.9", "loss=0.1", "error=0.1", "kept=0.9", "recovered=0.9"}) {
     TuneTarget target = TuneTarget::parse(text);
     const double measured = target.bound;
-    target.bound = target.looser_than(measured);
-    EXPECT_TRUE(target.with_margin(4096).met_by(measured)) << text;
+    for (const std::int64_t counted : {24, 180, 4096}) {
+      target.bound = target.looser_than(measured, counted);
+      EXPECT_TRUE(target.with_margin(counted).met_by(measured)) << text << ", " << counted;
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 import json
 import unittest
 
+import gguf_file
 import tiny_model
 from program import FAILED, ProgramTest, run
 
@@ -55,6 +56,19 @@ class Train(ProgramTest):
         self.assert_refused(run("ask", context, "Who?", "-a", spec.replace(str(path), str(damaged))), "damaged.safetensors")
         other = tiny_model.write(self.folder / "other", seed=7)
         self.assert_refused(run("index", "-m", other, "-f", self.text, "-o", self.folder / "o.lode", "-a", spec), "fingerprint")
+
+    def test_beside_a_gguf_file(self):
+        """An artefact is found there; by another model that lies there, too, it is not."""
+        place = self.folder / "files"
+        place.mkdir()
+        gguf_file.write(place / "own.gguf")
+        self.assert_done(run("quantize", "-m", place / "own.gguf", "--type", "Q8_0", "-o", place / "other.gguf"))
+        flags = [word for key, value in SAAP.items() for word in (f"--{key}", value)]
+        self.assert_done(run("train", "saap", "-m", place / "own.gguf", "-f", self.text, "-o", place / "saap.safetensors", "--quiet", *flags))
+        index = ("index", "-f", self.text, "-o", self.folder / "own.lode", "-a", "saap:probes=2,window=31,dense_layers=0", "--force")
+        self.assert_done(run(*index, "-m", place / "own.gguf"))
+        self.assert_done(run("ask", self.folder / "own.lode", "Who?", "-n", "2"))
+        self.assert_refused(run(*index, "-m", place / "other.gguf"), "saap.safetensors beside the model", "found none of this model")
 
     def test_held_out_texts(self):
         """Seen before the training, not after it."""

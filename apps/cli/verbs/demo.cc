@@ -11,6 +11,7 @@
 #include "cli.h"
 #include "lab/eval/audit_result.h"
 #include "lodestone/error.h"
+#include "select/artefacts.h"
 
 namespace lode::cli {
 
@@ -25,8 +26,9 @@ struct DemoFlags {
 /// What is shown when nothing is asked for: methods that need an artefact only if the model has one.
 std::vector<std::string> usual_specs(const std::filesystem::path& model) {
   std::vector<std::string> specs = {"full", "topk:k=64,window=512", "kmeans:rope=on,probes=48,window=512"};
-  if (std::filesystem::exists(model / "saap.safetensors")) specs.emplace_back("saap:probes=16,window=511");
-  if (std::filesystem::exists(model / "hash.safetensors")) specs.emplace_back("hash:budget=1/32,window=512");
+  const std::filesystem::path folder = artefact_folder(model);
+  if (std::filesystem::exists(folder / "saap.safetensors")) specs.emplace_back("saap:probes=16,window=511");
+  if (std::filesystem::exists(folder / "hash.safetensors")) specs.emplace_back("hash:budget=1/32,window=512");
   specs.insert(specs.end(), {"random:fraction=5%,window=512", "streaming:window=512"});
   return specs;
 }

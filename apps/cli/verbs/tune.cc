@@ -57,7 +57,7 @@ struct Texts {
 constexpr std::uint64_t kSeed = 0x74756e65, kCheckSeed = 0x63686563;
 
 /// Documents of each length, those to check on from the end of the texts, or from --check. Few passages come back, and short
-/// ones, for they are no questions.
+/// ones, because they are not questions and do not count.
 Texts make_documents(const TuneFlags& flags, const Model& model, std::span<const std::int64_t> lengths) {
   const std::string check = flags.check.empty() ? "" : read_text(flags.check);
   const std::vector<std::string> own = read_texts(flags.texts, check);
@@ -99,13 +99,11 @@ Texts read_as_they_are(const TuneFlags& flags) {
   return texts;
 }
 
-/// As many of the last tokens as are questions in the shortest of the documents, up to 4,096, and as few as full attention's
-/// predictions fit into half a GiB for, which are held to compare with.
-std::int64_t usual_last(std::span<const std::int64_t> lengths, std::int64_t vocabulary) {
+/// As many of the last tokens as are questions in the shortest of the documents, up to 4,096.
+std::int64_t usual_last(std::span<const std::int64_t> lengths) {
   constexpr std::int64_t kMost = 4096, kHeader = 64;  // tokens in front of the first question
-  constexpr std::int64_t kPredictions = (std::int64_t{512} << 20) / std::int64_t{sizeof(float)};
   const LessonOptions shortest = {.tokens = *std::min_element(lengths.begin(), lengths.end())};
-  return std::min({kMost, kPredictions / vocabulary, shortest.question_tokens() - kHeader});
+  return std::min(kMost, shortest.question_tokens() - kHeader);
 }
 
 /// Which documents can be made for the model, and measured.
@@ -126,11 +124,10 @@ std::shared_ptr<const Model> read_all(TuneFlags& flags, Texts& texts) {
                                                                  : "agreement=0.99");
   const std::vector<std::int64_t> tokens =
       parse_counts(flags.tokens, "--tokens", LessonOptions::kFewestTokens, std::int64_t{1} << 30);
-  flags.options.probe.last = flags.last > 0 ? flags.last : 512;
+  flags.options.probe.last = flags.last > 0 ? flags.last : made ? usual_last(tokens) : 512;
   if (!made) texts = read_as_they_are(flags);
   std::shared_ptr<const Model> model = load_model(flags.common, flags.model);
   if (!made) return model;
-  if (flags.last == 0) flags.options.probe.last = usual_last(tokens, model->config().vocab);
   expect_lengths(flags, tokens, model->config());
   texts = make_documents(flags, *model, tokens);
   flags.options.probe.marks = lesson_marks();

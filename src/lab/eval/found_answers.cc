@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "lodestone/error.h"
+
 namespace lode {
 
 namespace {
@@ -34,13 +36,14 @@ std::vector<TokenStretch> together(const std::vector<bool>& found, const std::ve
 
 std::vector<TokenStretch> answers_between(const AnswerMarks& marks, const Tokenizer& tokenizer,
                                           std::span<const TokenId> tokens) {
+  LODE_ASSERT(!marks.before.empty() && !marks.after.empty());
   std::string text;
   std::vector<std::size_t> begins;  // [tokens]: their places in the text
   for (const TokenId token : tokens) {
     begins.push_back(text.size());
     if (!tokenizer.is_special(token)) text += tokenizer.bytes_of(token);
   }
-  const auto token_at = [&](std::size_t place) {
+  const auto tokens_before = [&](std::size_t place) {  // that begin there
     return static_cast<std::size_t>(std::ranges::lower_bound(begins, place) - begins.begin());
   };
   std::vector<TokenStretch> answers;
@@ -48,8 +51,7 @@ std::vector<TokenStretch> answers_between(const AnswerMarks& marks, const Tokeni
     at += marks.before.size();
     const std::size_t end = text.find(marks.after, at);
     if (end == std::string::npos) break;
-    if (const TokenStretch answer = {token_at(at), token_at(end)}; answer.begin < answer.end)
-      answers.push_back(answer);
+    if (end > at) answers.push_back({tokens_before(at), tokens_before(end + 1)});
     at = end;
   }
   return answers;

@@ -19,7 +19,8 @@ struct TokenStretch {
   bool operator==(const TokenStretch&) const = default;
 };
 
-/// The whole answers among tokens; a token over a mark's edge belongs to what it begins in.
+/// The whole answers among tokens, each with the token in which the mark behind it begins, for an answer that goes on is
+/// another. A token that straddles the edge of the mark in front belongs to that mark.
 std::vector<TokenStretch> answers_between(const AnswerMarks& marks, const Tokenizer& tokenizer,
                                           std::span<const TokenId> tokens);
 

@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "base/threads.h"
 #include "kernels/kernels.h"
+#include "select/artefacts.h"
 #include "select/plan/plan.h"
 
 namespace lode {
@@ -26,8 +27,9 @@ struct Inputs {
   std::string revisions;  ///< MethodInfo::revision of each method that takes part and has one
 };
 
-/// Adds those of a spec, where `folder` is the one with the model's artefacts.
-void add_inputs(const Spec& spec, const fs::path& folder, Inputs& inputs) {
+/// Adds those of a spec, where `model` is the place of the model.
+void add_inputs(const Spec& spec, const fs::path& model, Inputs& inputs) {
+  const fs::path folder = fs::absolute(artefact_folder(model));
   const auto add = [&](const fs::path& file) {
     if (fs::is_regular_file(file)) inputs.files.insert(file);
   };
@@ -40,7 +42,7 @@ void add_inputs(const Spec& spec, const fs::path& folder, Inputs& inputs) {
     const Plan plan = read_plan(*file);
     for (int layer = 0; layer < std::ssize(plan.heads); ++layer)
       for (const PlanHeads& heads : heads_by_spec(plan, layer, of_plan))
-        add_inputs(heads.spec, folder, inputs);
+        add_inputs(heads.spec, model, inputs);
     return;
   }
   if (const auto weights = spec.file("weights")) {
@@ -86,15 +88,15 @@ Json run_settings(const Model& model, const ContextOptions& context) {
           {"audit", context.audit}};
 }
 
-std::set<fs::path> files_of(const Spec& spec, const fs::path& folder) {
+std::set<fs::path> files_of(const Spec& spec, const fs::path& model) {
   Inputs inputs;
-  add_inputs(spec, folder, inputs);
+  add_inputs(spec, model, inputs);
   return inputs.files;
 }
 
-std::string files_hash(const Spec& spec, const fs::path& folder) {
+std::string files_hash(const Spec& spec, const fs::path& model) {
   Inputs inputs;
-  add_inputs(spec, folder, inputs);
+  add_inputs(spec, model, inputs);
   std::string hashes = inputs.revisions;
   if (inputs.files.empty() && hashes.empty()) return {};
   for (const fs::path& file : inputs.files) hashes += hash_hex(MappedFile(file).bytes());

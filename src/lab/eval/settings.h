@@ -18,12 +18,11 @@ Json run_settings(const Model& model, const ContextOptions& context);
 /// Processor, threads, kernels, and the GPU where one is used.
 std::string machine_name(const Model& model, Device device);
 
-/// All files that a spec reads, where `folder` is the one with the model's artefacts: those artefacts,
-/// centroids, a plan and what its heads name. A file that is missing is left for attach() to name.
-std::set<std::filesystem::path> files_of(const Spec& spec, const std::filesystem::path& folder);
+/// All files that a spec reads: the artefacts beside the model at the path `model`, centroids, a plan and what its heads
+/// name. A file that is missing is left for attach() to name.
+std::set<std::filesystem::path> files_of(const Spec& spec, const std::filesystem::path& model);
 
-/// A hash over the contents of all files that a spec reads, where `folder` is the one with the model's artefacts. Empty
-/// when it reads none.
-std::string files_hash(const Spec& spec, const std::filesystem::path& folder);
+/// A hash over the contents of all files that a spec reads (files_of). Empty when it reads none.
+std::string files_hash(const Spec& spec, const std::filesystem::path& model);
 
 }  // namespace lode

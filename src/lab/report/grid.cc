@@ -24,6 +24,7 @@
 #include "lab/tasks/samples.h"
 #include "lodestone/error.h"
 #include "model/config.h"
+#include "select/artefacts.h"
 
 namespace lode {
 
@@ -423,12 +424,12 @@ Json MeasurementRunner::bench_key(const SuiteRun& run, std::int64_t length) cons
   return key;
 }
 
-/// The spec with the artefact in the model's folder, where its method needs one and it names none.
+/// The spec with the model's own artefact, where its method needs one and it names none.
 Spec MeasurementRunner::with_artefact(const Spec& spec) const {
   Spec complete = spec;
-  const auto path = model_->path() / (spec.name + ".safetensors");
-  if (find_method(spec.name).trained && !spec.text("weights") && std::filesystem::exists(path))
-    complete.given.emplace("weights", path.string());
+  if (!find_method(spec.name).trained || spec.text("weights")) return complete;
+  if (const auto path = artefact_of(spec.name, model_->path(), model_->fingerprint()))
+    complete.given.emplace("weights", path->string());
   return complete;
 }
 

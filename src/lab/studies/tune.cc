@@ -16,6 +16,7 @@
 #include "lab/studies/probe_once.h"
 #include "lab/train/trained_on.h"
 #include "lodestone/error.h"
+#include "select/artefacts.h"
 
 namespace lode {
 
@@ -28,6 +29,8 @@ const std::vector<std::int64_t> kUsualLengths = {4096, 16384, 65536};
 constexpr int kTrials = 8;  ///< plans measured side by side in each of two rounds
 /// Tokens on which heads are weighed one by one: that takes a plan for each head and method, and need not be exact.
 constexpr std::int64_t kWeighedOn = 1024;
+/// Of full attention, which are held to compare with: half a GiB.
+constexpr std::int64_t kPredictions = (std::int64_t{512} << 20) / std::int64_t{sizeof(float)};
 
 /// As --target names them.
 constexpr std::array<std::pair<std::string_view, TuneTarget::Kind>, 5> kTargets = {
@@ -154,8 +157,8 @@ Eligible eligible(const std::shared_ptr<const Model>& model, const std::vector<s
   }
   if (!result.candidates.empty()) return result;
   throw InputError(
-      fmt::format("tune: expected methods by which a GPU chooses for a head of a plan, found {}: name "
-                  "others (-a), or tune on the CPU (--device cpu)",
+      fmt::format("tune: expected a method that the GPU can run for a single head of a plan, found only {}: "
+                  "name others (-a), or tune on the CPU (--device cpu)",
                   fmt::join(result.left_out, ", ")));
 }
 
@@ -208,7 +211,7 @@ class Tuner {
   };
 
   /// The mean over the texts, worse by as much as its standard error between them is more than the target's margin:
-  /// tokens of one wrong answer are lost together.
+  /// what one text asks for is lost together.
   double surely(const std::vector<double>& measured) const {
     const auto n = static_cast<double>(measured.size());
     double mean = 0, squares = 0;
@@ -307,7 +310,7 @@ class Tuner {
       }
     }
     ProbeOptions options = titled("heads one by one");
-    options.last = std::min(options.last, kWeighedOn);
+    options.last = std::min({options.last, kWeighedOn, kPredictions / model_->config().vocab});
     options.divergence = true;
     const std::vector<Measured> measured = measure(plans, options);
     for (std::size_t i = 0; i < needs.size(); ++i)
@@ -430,10 +433,10 @@ class Tuner {
     return trials;
   }
 
-  /// What a plan loses, on average over the texts.
+  /// What a plan loses, on average over the texts: the one or, where it is asked for, the other.
   struct Measured {
     double target = 0;      ///< in the target's terms, as surely() has it
-    double divergence = 0;  ///< of the predictions from full attention's, if it was asked for
+    double divergence = 0;  ///< of the predictions from full attention's
   };
 
   /// So many side by side, for each holds indexes of its own.
@@ -464,10 +467,11 @@ class Tuner {
       const ProbeReport report = probe_once(options_.log, model_, text, specs, named);
       for (std::size_t i = 0; i < all.size(); ++i) {
         const ProbeRow& row = report.rows[report.row_of[i]];
-        by_text[i].push_back(options_.target.measure(row, report.rows[0]));
         all[i].divergence += share * options_.target.divergence(row);
+        if (!options.divergence) by_text[i].push_back(options_.target.measure(row, report.rows[0]));
       }
     }
+    if (options.divergence) return all;
     for (std::size_t i = 0; i < all.size(); ++i) all[i].target = surely(by_text[i]);
     return all;
   }
@@ -584,10 +588,9 @@ std::int64_t check_far_past(const std::shared_ptr<const Model>& model, const std
   const std::int64_t found = kept ? report.found_answers : report.gap_tokens, fewest = kept ? 2 : 8;
   if (found >= fewest) return found;
   throw InputError(fmt::format(
-      "--target {}: {}: expected at least {} among the last {} tokens (--last) that full attention {}, found "
-      "{}",
-      options.target.name(), name, kept ? fmt::format("{} answers", fewest) : fmt::format("{}", fewest),
-      options.probe.last,
+      "--target {}: {}: expected at least {} the last {} tokens (--last) that full attention {}, found {}",
+      options.target.name(), name,
+      kept ? fmt::format("{} answers among", fewest) : fmt::format("{} of", fewest), options.probe.last,
       kept ? fmt::format("finds with a probability of at least {} and sink and window alone do not",
                          options.probe.sure)
            : fmt::format("predicts better than sink and window alone by {} nats", options.probe.gap),
@@ -657,10 +660,14 @@ double TuneTarget::measure(const ProbeRow& row, const ProbeRow& full) const {
   return *of_far;
 }
 
-double TuneTarget::looser_than(double measured) const {
+double TuneTarget::looser_than(double measured, std::int64_t counted) const {
   if (!more_is_better()) return 1.2 * measured;
-  const double kept = kind == Kind::recovered ? (measured - 0.1) / 0.9 : measured - 0.01;
-  return std::max(0.01, std::floor(100 * kept) / 100);
+  TuneTarget looser = *this;
+  for (int percent = static_cast<int>(100 * measured); percent > 1; --percent) {
+    looser.bound = percent / 100.0;
+    if (looser.with_margin(counted).met_by(measured)) return looser.bound;
+  }
+  return 0.01;
 }
 
 TuneTarget TuneTarget::with_margin(std::int64_t counted) const {
@@ -763,7 +770,7 @@ std::string TuneReport::verdict_of_full() const {
   if (nearest->met)
     return text + ", and keeps it there; more or longer texts (-f, --documents, --last) may decide it.";
   return text + fmt::format("; try --target {}={:.2g}, or methods that read more (-a).", target.name(),
-                            target.looser_than(nearest->measured));
+                            target.looser_than(nearest->measured, counted));
 }
 
 std::string TuneReport::verdict() const {
@@ -840,9 +847,9 @@ Json TuneReport::json() const {
     equal.push_back({{"method", at.method},
                      {"density", at.density ? Json(*at.density) : Json()},
                      {"step_ms", at.ms ? Json(*at.ms) : Json()}});
-  return {{"model", model},         {"target", target.str()}, {"plan", plan.heads},
-          {"results", results},     {"timings", times},       {"plan_met", plan_met()},
-          {"at_equal_loss", equal}, {"left_out", left_out},   {"verdict", verdict()}};
+  return {{"model", model},       {"target", target.str()}, {"plan", plan.heads},     {"results", results},
+          {"timings", times},     {"plan_met", plan_met()}, {"at_equal_loss", equal}, {"left_out", left_out},
+          {"verdict", verdict()}, {"counted", counted},     {"checked", checked}};
 }
 
 std::string TuneReport::table() const {
@@ -857,8 +864,10 @@ std::string TuneReport::table() const {
                      fmt::format("{:.4f}", row.agreement), fmt::format("{:.3f}", row.step_ms),
                      row.met ? "met" : "missed"});
   }
-  std::string text = fmt::format("{}; target: {}\nplan: {}\n\non other text\n{}", model, target.str(),
-                                 summary_of(plan), text_table(lines));
+  const bool answers = target.kind == TuneTarget::Kind::kept;
+  std::string text = fmt::format(
+      "{}; target: {}\nplan: {}\n\non other text{}\n{}", model, target.str(), summary_of(plan),
+      answers ? fmt::format(" ({} answers; chosen on {})", checked, counted) : "", text_table(lines));
   const std::vector<AtEqualLoss> equal = at_equal_loss();
   if (!equal.empty()) text += fmt::format("\nat the plan's {} of {:.4f}\n", target.name(), rows[1].measured);
   lines = {{"attention", "density", "step ms"}};
@@ -871,8 +880,9 @@ std::string TuneReport::table() const {
   }
   if (!equal.empty()) text += text_table(lines);
   if (!left_out.empty())
-    text += fmt::format("\nleft out, since on a GPU the host would choose for heads of a plan: {}\n",
-                        fmt::join(left_out, ", "));
+    text += fmt::format(
+        "\nleft out, because for heads of a plan the host would choose their keys, not the GPU: {}\n",
+        fmt::join(left_out, ", "));
   if (!timings.empty()) text += "\n  tokens   full ms   plan ms  best single ms\n";
   for (const Timing& t : timings)
     text += fmt::format("{:>8} {:>9.3f} {:>9.3f}  {:>14}\n", t.context, t.full_ms, t.plan_ms,
@@ -886,7 +896,7 @@ std::vector<std::string> usual_candidates(const Model& model) {
     for (const std::string& value : values) specs.push_back(format + value);
   };
   const auto has = [&](const char* name) {
-    return std::filesystem::exists(model.path() / (std::string(name) + ".safetensors"));
+    return artefact_of(name, model.path(), model.fingerprint()).has_value();
   };
   add("kmeans:rope=on,probes=", {"4", "8", "16", "32", "64", "128", "256"});
   if (has("saap")) add("saap:probes=", {"4", "8", "16", "32", "64"});
@@ -914,16 +924,19 @@ TuneReport tune(const std::shared_ptr<const Model>& model, const std::vector<std
   LODE_ASSERT(!texts.empty() && !check_texts.empty());
   check_lengths(*model, options);
   auto [candidates, left_out] = eligible(model, texts, asked, options.probe);
-  std::int64_t counted = 0;
+  std::int64_t counted = 0, checked = 0;
   for (std::size_t i = 0; i < texts.size(); ++i)
     counted += check_far_past(model, texts[i], fmt::format("text {} to choose on", i + 1), options);
-  for (const std::string& text : check_texts) check_far_past(model, text, "a text to check on", options);
+  for (const std::string& text : check_texts)
+    checked += check_far_past(model, text, "a text to check on", options);
   TuneReport report = {.model = model->path().string(),
                        .target = options.target,
                        .plan = {},
                        .rows = {},
                        .timings = {},
-                       .left_out = std::move(left_out)};
+                       .left_out = std::move(left_out),
+                       .counted = counted,
+                       .checked = checked};
   Tuner tuner(model, texts, counted, candidates, options);
   report.plan = tuner.choose();
   report.times_told = tuner.times_told();

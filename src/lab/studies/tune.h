@@ -35,8 +35,8 @@ struct TuneTarget {
   /// The same target with room for chance: what must be met on so many counted tokens or answers for the target to
   /// hold on others. A standard error for shares of them, a tenth of what may be lost for the rest.
   TuneTarget with_margin(std::int64_t counted) const;
-  /// A bound that what measured so much should keep, margin included.
-  double looser_than(double measured) const;
+  /// A bound that what measured so much on so many counted tokens or answers keeps, margin included.
+  double looser_than(double measured, std::int64_t counted) const;
   /// Whether it is told by what the model predicts, not by outputs of heads.
   bool of_predictions() const { return kind != Kind::error; }
   /// Whether it counts tokens alone that need their far past.
@@ -88,8 +88,9 @@ struct TuneReport {
     std::optional<double> single_ms;  ///< of the best single method
   };
   std::vector<Timing> timings;
-  std::vector<std::string>
-      left_out;  ///< methods that were asked for, and that a GPU does not choose by in a plan
+  std::vector<std::string> left_out;  ///< methods for which a GPU cannot choose within a plan
+  std::int64_t counted = 0;           ///< tokens or answers that the target counts, of the texts to choose on
+  std::int64_t checked = 0;           ///< the same of the texts to check on
   /// What a method reads, and how long a step takes, at the plan's own loss on the check text, between its
   /// two nearest parameters, linear in the logarithm; none when no parameter that was tried comes as near to
   /// full attention.

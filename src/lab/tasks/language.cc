@@ -78,6 +78,7 @@ std::string fill(std::string_view text_template, Slots slots) {
 
 AnswerMarks PromptForm::answer_marks() const {
   constexpr std::string_view kSlot = "{question}";
+  LODE_ASSERT(question.find(kSlot) != std::string::npos);
   return {.before = question.substr(question.find(kSlot) + kSlot.size()), .after = terminator};
 }
 

@@ -34,7 +34,8 @@ std::unique_ptr<Selector> make_hash(const Spec& spec, const LayerGeometry& geome
   const auto file = spec.file("weights");
   if (!file) {
     throw InputError("attention spec '" + spec.str() +
-                     "': expected weights=FILE, as `lodestone train hash` writes it, found none");
+                     "': expected weights=FILE, or hash.safetensors beside the model (lodestone train hash "
+                     "makes one), found none of this model");
   }
   HashWeights weights = read_hash_weights(*file, geometry, fingerprint);
   const std::string bits = std::to_string(weights.scheme.bits);

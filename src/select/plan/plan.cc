@@ -365,7 +365,7 @@ MethodInfo plan_method() {
           .aliases = {},
           .source = "each KV head by the method that a file of `lodestone tune` names for it",
           .keys = {{"file", "the plan file; plan:FILE means the same", ""},
-                   {"folder", "where artefacts of trained methods lie", "the model's"}},
+                   {"folder", "where artefacts of trained methods lie", "where the model lies"}},
           .dense = {},
           .dense_layers = 0,
           .plain_key = "file",

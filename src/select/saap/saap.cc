@@ -110,8 +110,8 @@ class Saap final : public PartitionSelector,
         scratch_(static_cast<std::size_t>(workers())) {
     if (!options_.weights) {
       throw InputError("attention spec '" + spec.str() +
-                       "': expected weights=FILE, or saap.safetensors in the model's folder (lodestone train "
-                       "saap makes one), found neither");
+                       "': expected weights=FILE, or saap.safetensors beside the model (lodestone train saap "
+                       "makes one), found none of this model");
     }
     layer_ = read_saap(*options_.weights, geometry, fingerprint);
     rope_remark_ = TrainedOn::parse(layer_.stretches.front().training)
