@@ -275,6 +275,17 @@ class Tune(ProgramTest):
                                       f"plan:{self.folder / 'plan.json'}", "--window", "32", "--last", "64", "--json", "--quiet"))
         self.assertEqual(result.json()["results"][2]["density"], report["results"][1]["density"])
 
+    def test_what_a_window_finds_is_not_counted(self):
+        root = pathlib.Path(__file__).resolve().parents[2]
+        text = self.folder / "start.txt"
+        text.write_text((root / "demo/document.txt").read_text(encoding="utf-8")[:16000], encoding="utf-8")
+        report = self.assert_done(run("probe", "-m", root / "models/pocket", "-f", text, "--last", "256", "--window", "63", "--measured", "1",
+                                      "-a", "topk:k=256", "--json", "--quiet")).json()
+        self.assertGreater(report["found_answers"], 0)
+        full, streaming, found = (row["kept"] for row in report["results"])
+        self.assertEqual((full, streaming), (1, 0))
+        self.assertGreater(found, 0.5)
+
     def test_documents_are_made_of_plain_texts(self):
         root = pathlib.Path(__file__).resolve().parents[2]
         plan = self.folder / "made.plan"
