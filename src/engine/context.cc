@@ -108,7 +108,7 @@ namespace {
 /// The spec with the model's own artefact, when the method needs one and none is named.
 Spec with_artefact(Spec spec, const MethodInfo& info, const Model& model) {
   if (info.name == "plan")  // for the methods of its heads
-    spec.given.emplace("folder", std::filesystem::absolute(artefact_folder(model.path())).string());
+    spec.given.emplace("folder", artefact_folder(model.path()).string());
   if (!info.trained || spec.text("weights")) return spec;
   if (const auto path = artefact_of(info.name, model.path(), model.fingerprint()))
     spec.given.emplace("weights", path->string());

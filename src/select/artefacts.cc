@@ -13,6 +13,14 @@ namespace fs = std::filesystem;
 
 namespace {
 
+bool is_file(const fs::path& model) {
+  std::error_code failed;
+  return fs::is_regular_file(model, failed);
+}
+fs::path folder_of(const fs::path& model) {
+  return is_file(model) ? model.parent_path() : model;
+}
+
 /// Whether the artefact says that it was made for the model.
 bool is_for(const fs::path& artefact, std::string_view fingerprint) {
   std::map<std::string, std::string> metadata;
@@ -24,15 +32,14 @@ bool is_for(const fs::path& artefact, std::string_view fingerprint) {
 }  // namespace
 
 fs::path artefact_folder(const fs::path& model) {
-  std::error_code failed;
-  return fs::is_regular_file(model, failed) ? model.parent_path() : model;
+  return model.empty() ? fs::path() : folder_of(fs::absolute(model));
 }
 
 std::optional<fs::path> artefact_of(std::string_view method, const fs::path& model,
                                     std::string_view fingerprint) {
-  const fs::path folder = artefact_folder(model), path = folder / (std::string(method) + ".safetensors");
+  const fs::path path = folder_of(model) / (std::string(method) + ".safetensors");
   std::error_code failed;
-  if (!fs::exists(path, failed) || (folder != model && !is_for(path, fingerprint))) return std::nullopt;
+  if (!fs::exists(path, failed) || (is_file(model) && !is_for(path, fingerprint))) return std::nullopt;
   return path;
 }
 

@@ -8,7 +8,7 @@
 
 namespace lode {
 
-/// The model's folder, or the one that its .gguf file, or the link to it, lies in.
+/// The model's folder, or the one that its .gguf file, or the link to it, lies in: an absolute path; of no model none.
 std::filesystem::path artefact_folder(const std::filesystem::path& model);
 
 /// The method's artefact there, METHOD.safetensors, if there is one. Beside a .gguf file, where other models may lie, one that

@@ -69,6 +69,12 @@ class Train(ProgramTest):
         self.assert_done(run(*index, "-m", place / "own.gguf"))
         self.assert_done(run("ask", self.folder / "own.lode", "Who?", "-n", "2"))
         self.assert_refused(run(*index, "-m", place / "other.gguf"), "saap.safetensors beside the model", "found none of this model")
+        fingerprint = self.assert_done(run("inspect", place / "saap.safetensors", "--json")).json()["metadata"]["model_fingerprint"]
+        plan = place / "own.plan"
+        plan.write_text(json.dumps({"lodestone_plan": 1, "model_fingerprint": fingerprint, "sink": 1, "window": 31,
+                                    "layers": [["saap:probes=2", "full"]] * 2}), encoding="utf-8")
+        self.assert_done(run(*index[:-2], f"plan:{plan}", "--force", "-m", "own.gguf", cwd=place))
+        self.assert_done(run("ask", self.folder / "own.lode", "Who?", "-n", "2", "-m", "own.gguf", cwd=place))
 
     def test_held_out_texts(self):
         """Seen before the training, not after it."""

@@ -29,7 +29,7 @@ struct Inputs {
 
 /// Adds those of a spec, where `model` is the place of the model.
 void add_inputs(const Spec& spec, const fs::path& model, Inputs& inputs) {
-  const fs::path folder = fs::absolute(artefact_folder(model));
+  const fs::path folder = artefact_folder(model);
   const auto add = [&](const fs::path& file) {
     if (fs::is_regular_file(file)) inputs.files.insert(file);
   };
