@@ -17,8 +17,12 @@ using testing::Not;
 
 /// Rows as tune has them: full, the plan, streaming, then single methods.
 TuneReport report_of(const std::string& target, const std::string& spec, std::vector<TunedRow> singles) {
-  TuneReport report = {
-      .model = "m", .target = TuneTarget::parse(target), .plan = {}, .rows = {}, .timings = {}};
+  TuneReport report = {.model = "m",
+                       .target = TuneTarget::parse(target),
+                       .plan = {},
+                       .rows = {},
+                       .timings = {},
+                       .counted = 500};
   report.plan.heads = {{spec, spec}, {spec, spec}};
   report.rows = {
       {.attention = "full", .met = true}, {.attention = "plan", .met = true}, {.attention = "streaming"}};
