@@ -105,14 +105,11 @@ std::string notice_of(const AttachedMethod& method, std::int64_t tokens) {
 
 namespace {
 
-/// The spec with the model's own artefact, when the method needs one and none is named.
-Spec with_artefact(Spec spec, const MethodInfo& info, const Model& model) {
-  if (info.name == "plan")  // for the methods of its heads
+/// The spec with what the model has of its own for the method.
+Spec completed(Spec spec, const Model& model) {
+  if (spec.name == "plan")  // for the methods of its heads
     spec.given.emplace("folder", artefact_folder(model.path()).string());
-  if (!info.trained || spec.text("weights")) return spec;
-  if (const auto path = artefact_of(info.name, model.path(), model.fingerprint()))
-    spec.given.emplace("weights", path->string());
-  return spec;
+  return with_artefact(std::move(spec), model.path(), model.fingerprint());
 }
 
 }  // namespace
@@ -566,7 +563,7 @@ MethodId Context::attach(const Spec& spec) {
   Impl& c = *impl_;
   if (const MethodId known = c.find(spec); known != kNotAttached) return known;
   const MethodInfo& info = find_method(spec.name);
-  const Spec complete = with_artefact(spec, info, *c.model);
+  const Spec complete = completed(spec, *c.model);
   if (info.make) restore_rows(c);  // it names rows by their tokens
   AttachedMethod method = {.spec = spec, .owned = {}, .selectors = {}, .built = false};
   for (int layer = 0; layer < c.config.layers && info.make; ++layer) {

@@ -43,4 +43,11 @@ std::optional<fs::path> artefact_of(std::string_view method, const fs::path& mod
   return path;
 }
 
+Spec with_artefact(Spec spec, const fs::path& model, std::string_view fingerprint) {
+  if (!find_method(spec.name).trained || spec.text("weights")) return spec;
+  if (const auto path = artefact_of(spec.name, model, fingerprint))
+    spec.given.emplace("weights", path->string());
+  return spec;
+}
+
 }  // namespace lode

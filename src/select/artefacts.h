@@ -6,6 +6,8 @@
 #include <optional>
 #include <string_view>
 
+#include "lodestone/spec.h"
+
 namespace lode {
 
 /// The model's folder, or the one that its .gguf file, or the link to it, lies in: an absolute path; of no model none.
@@ -15,5 +17,8 @@ std::filesystem::path artefact_folder(const std::filesystem::path& model);
 /// is not of the model with this fingerprint counts as none; InputError when it cannot be read.
 std::optional<std::filesystem::path> artefact_of(std::string_view method, const std::filesystem::path& model,
                                                  std::string_view fingerprint);
+
+/// The spec with that artefact, where its method needs one and it names none.
+Spec with_artefact(Spec spec, const std::filesystem::path& model, std::string_view fingerprint);
 
 }  // namespace lode

@@ -16,7 +16,6 @@ namespace lode {
 /// Tokens [begin, end).
 struct TokenStretch {
   std::size_t begin = 0, end = 0;
-  bool operator==(const TokenStretch&) const = default;
 };
 
 /// The whole answers among tokens, each with the token in which the mark behind it begins, for an answer that goes on is

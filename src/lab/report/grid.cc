@@ -424,15 +424,6 @@ Json MeasurementRunner::bench_key(const SuiteRun& run, std::int64_t length) cons
   return key;
 }
 
-/// The spec with the model's own artefact, where its method needs one and it names none.
-Spec MeasurementRunner::with_artefact(const Spec& spec) const {
-  Spec complete = spec;
-  if (!find_method(spec.name).trained || spec.text("weights")) return complete;
-  if (const auto path = artefact_of(spec.name, model_->path(), model_->fingerprint()))
-    complete.given.emplace("weights", path->string());
-  return complete;
-}
-
 /// Rows as `bench attention --json` has them.
 Json MeasurementRunner::measure_attention(const SuiteRun& run, std::int64_t length,
                                           std::span<const Spec> specs, double seconds) const {
@@ -455,7 +446,7 @@ Json MeasurementRunner::measure_attention(const SuiteRun& run, std::int64_t leng
   std::vector<std::string> names = {"full"};  // of the rows: complete specs name files
   for (const Spec& spec : specs) {
     if (spec.name == "full") continue;
-    complete.push_back(on_gpu || !own ? spec : with_artefact(spec));
+    complete.push_back(on_gpu || !own ? spec : with_artefact(spec, model_->path(), model_->fingerprint()));
     names.push_back(spec.str());
   }
   const auto measured =

@@ -130,7 +130,6 @@ class MeasurementRunner {
   std::optional<std::string> bench_refusal(const SuiteRun& run, const Spec& spec) const;
   Json measure_attention(const SuiteRun& run, std::int64_t length, std::span<const Spec> specs,
                          double seconds) const;
-  Spec with_artefact(const Spec& spec) const;
   static std::string effort_name(const SuiteRun& run, std::int64_t length);
   void timed(const std::string& name, const std::function<void()>& work);
   Json measure_bench(const SuiteRun& run, std::int64_t length, std::span<const Spec> specs) const;
