@@ -559,6 +559,35 @@ void expect_no_listeners(const AttachedMethod& method) {
 
 }  // namespace
 
+/// One for each layer that is not dense. Trained methods read their artefact anew for each, which all cores do together,
+/// but for the first layer: it checks the file's checksum, which the others then need not. Other methods, of which some
+/// are not ours, are made one by one.
+void Context::Impl::make_selectors(const MethodInfo& info, const Spec& complete, AttachedMethod& method) {
+  std::vector<int> sparse;
+  for (int layer = method.spec.dense_layers; layer < config.layers; ++layer)
+    if (config.plan.layer(layer).chooses()) sparse.push_back(layer);
+  method.owned.resize(static_cast<std::size_t>(config.layers));
+  const auto make = [&](int layer) {
+    const LayerGeometry geometry = {.layer = layer,
+                                    .query_heads = config.query_heads,
+                                    .kv_heads = config.kv_heads_of(layer),
+                                    .head_dim = config.head_dim_of(layer),
+                                    .scale = score_scale(config),
+                                    .dense = method.spec.dense,
+                                    .rope = &llama.rope_of(layer, rope),
+                                    .pool = &model->pool(),
+                                    .seed = options.seed};
+    method.owned[static_cast<std::size_t>(layer)] = info.make(complete, geometry, model->fingerprint());
+  };
+  const bool together = info.trained && !complete.text("fallback");
+  const std::size_t first = std::min<std::size_t>(together ? 1 : sparse.size(), sparse.size());
+  for (std::size_t i = 0; i < first; ++i) make(sparse[i]);
+  model->pool().for_each(std::ssize(sparse) - static_cast<std::int64_t>(first), [&](std::int64_t item, int) {
+    make(sparse[first + static_cast<std::size_t>(item)]);
+  });
+  for (const auto& selector : method.owned) method.selectors.push_back(selector.get());
+}
+
 MethodId Context::attach(const Spec& spec) {
   Impl& c = *impl_;
   if (const MethodId known = c.find(spec); known != kNotAttached) return known;
@@ -566,20 +595,7 @@ MethodId Context::attach(const Spec& spec) {
   const Spec complete = completed(spec, *c.model);
   if (info.make) restore_rows(c);  // it names rows by their tokens
   AttachedMethod method = {.spec = spec, .owned = {}, .selectors = {}, .built = false};
-  for (int layer = 0; layer < c.config.layers && info.make; ++layer) {
-    const LayerGeometry geometry = {.layer = layer,
-                                    .query_heads = c.config.query_heads,
-                                    .kv_heads = c.config.kv_heads_of(layer),
-                                    .head_dim = c.config.head_dim_of(layer),
-                                    .scale = score_scale(c.config),
-                                    .dense = spec.dense,
-                                    .rope = &c.llama.rope_of(layer, c.rope),
-                                    .pool = &c.model->pool(),
-                                    .seed = c.options.seed};
-    const bool dense = layer < spec.dense_layers || !c.config.plan.layer(layer).chooses();
-    method.owned.push_back(dense ? nullptr : info.make(complete, geometry, c.model->fingerprint()));
-    method.selectors.push_back(method.owned.back().get());
-  }
+  if (info.make) c.make_selectors(info, complete, method);
   if (c.gpu != nullptr && !c.share.divided())
     for (Selector* const selector : method.selectors)
       if (auto* const built = dynamic_cast<BuiltByDevice*>(selector); built != nullptr)
@@ -638,7 +654,7 @@ std::string clusters_left_to_host(const Context& context) {
     for (const Selector* const selector : method.selectors) {
       const auto* const built = dynamic_cast<const BuiltByDevice*>(selector);
       if (built == nullptr || !built->left_to_host()) continue;
-      return fmt::format("{}: the host's cores made the clusters of keys, not the GPU: {}", method.spec.str(),
+      return fmt::format("{}: the host's cores sorted keys into clusters, not the GPU: {}", method.spec.str(),
                          device_keys_of(*c.gpu) == nullptr
                              ? "the keys are not on one GPU"
                              : "it has no room for so many, or its heads are wider than 128");

@@ -107,6 +107,8 @@ struct Context::Impl {
   std::int64_t joint_query_tokens(MethodId method) const;  ///< Selector::joint_query_tokens of its layers
   Position far_limit_of(const AttachedMethod* method) const;
   void build(AttachedMethod& method, const std::function<void()>& layer_done);
+  /// Fills in the method's `owned` and `selectors`; `complete` is its spec with the model's artefact.
+  void make_selectors(const MethodInfo& info, const Spec& complete, AttachedMethod& method);
   void build_on_host(AttachedMethod& method, const std::function<void()>& layer_done);
   bool take_index(const AttachedMethod& method, std::size_t layer);  ///< of a method that was built alike
   /// Divides a method's selectors, where ranks share the keys; InputError when it can have neither a share nor all.

@@ -347,8 +347,8 @@ double error_of(Context& context) {
 
 TEST(GpuIndexBuild, AnswersAreAsNearToFullAttentionAsWithTheHostsIndex) {
   NEEDS_GPU();
-  for (const char* const spec :
-       {"kmeans:window=64", "squeezed:window=64", "ivf:window=64", "squeezed:window=64,metric=cosine"}) {
+  for (const char* const spec : {"kmeans:window=64", "squeezed:window=64", "ivf:window=64",
+                                 "squeezed:window=64,metric=cosine", "saap:window=64"}) {
     Context cpu = indexed(Device::cpu, spec), gpu = indexed(Device::cuda, spec);
     const double host = error_of(cpu), device = error_of(gpu);
     std::printf("%s: error %.4f with the host's index, %.4f with the GPU's\n", spec, host, device);

@@ -43,7 +43,7 @@ class Help(ProgramTest):
 
     def test_defaults_are_shown(self):
         for verb, flags in {"ask": {"--kv-type": "f16", "--predict": "128", "--stop": "\\n", "--temp": "0"},
-                            "probe": {"--window": "63", "--last": "512"}, "tune": {"--window": "511", "--target": "kept=0.98; of texts as they are agreement=0.99"},
+                            "probe": {"--window": "63", "--last": "512"}, "tune": {"--window": "511", "--target": "kept=0.99; of texts as they are agreement=0.99"},
                             "bench attention": {"--context": "8192", "--shape": "llama-3.1-8b"},
                             "eval": {"--protocol": "context-dense"}, "tasks": {"--count": "1"}}.items():
             text = " ".join(self.assert_done(run(*verb.split(), "--help")).out.split())

@@ -20,8 +20,10 @@
 #include "io/safetensors.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
+#include "select/device_keys.h"
 #include "select/saap/int8_net.h"
 #include "select/shared/bucket_choice.h"
+#include "select/shared/stored_keys.h"
 #include "select/shared/synthetic_artefact.h"
 #include "support/forged_index.h"
 #include "support/selectors.h"
@@ -214,6 +216,67 @@ TEST_P(Saap, GrownEqualsRebuilt) {
   }
   rebuilt->build(0, world.store().layer(0));
   EXPECT_EQ(select(*grown, world.block(190, 10), geometry), select(*rebuilt, world.block(190, 10), geometry));
+}
+
+/// Labels keys by plain sums in float64.
+class LabellingDevice final : public DeviceKeys {
+ public:
+  explicit LabellingDevice(KvLayer kv) : kv_(kv) {}
+  int calls = 0;
+
+  bool takes(const KeysOnDevice&, std::int64_t) const override { return true; }
+  std::vector<std::int32_t> labels(const KeysOnDevice& keys,
+                                   std::span<const std::vector<float>> centroids) override {
+    ++calls;
+    const auto d = static_cast<std::size_t>(kv_.heads.front().d), n = static_cast<std::size_t>(keys.count());
+    std::vector<std::int32_t> labels(centroids.size() * n);  // [heads, keys]
+    std::vector<float> row(centroids.size() * d);
+    for (std::size_t i = 0; i < n; ++i) {
+      read_stored_keys(kv_.heads, keys.begin + static_cast<Position>(i), keys.unrotate_by, row);
+      for (std::size_t h = 0; h < centroids.size(); ++h)
+        labels[h * n + i] = nearest(std::span(row).subspan(h * d, d), centroids[h]);
+    }
+    return labels;
+  }
+  std::vector<std::vector<float>> centroids(const KeysOnDevice&, std::span<const std::vector<Position>>,
+                                            std::int64_t, std::span<const std::uint64_t>) override {
+    return {};
+  }
+  std::vector<KeyClusters> clusters(const KeysOnDevice&, const ClusterTask&) override { return {}; }
+  std::vector<double> sharpness(const KeysOnDevice&, std::span<const float>, int, float) override {
+    return {};
+  }
+  void attend(int, std::int64_t, std::span<const float>, float, std::span<float>, std::span<float>) override {
+  }
+  void release() override {}
+
+ private:
+  static std::int32_t nearest(std::span<const float> key, const std::vector<float>& centroids) {
+    double best = -std::numeric_limits<double>::infinity();
+    std::int32_t label = 0;
+    for (std::size_t c = 0; c < centroids.size() / key.size(); ++c) {
+      double product = 0;
+      for (std::size_t i = 0; i < key.size(); ++i) product += double{key[i]} * centroids[c * key.size() + i];
+      if (product > best) best = product, label = static_cast<std::int32_t>(c);
+    }
+    return label;
+  }
+  KvLayer kv_;
+};
+
+TEST_P(Saap, ADeviceLabelsKeysByCentroidsAlone) {
+  ThreadPool pool(2);
+  World world({.kv_heads = 2, .d = GetParam().d, .dense = {1, 16}});
+  world.write(300);
+  const LayerGeometry geometry = world.geometry(pool);
+  const std::string spec = "saap:probes=2,weights=" + SaapFiles::of(GetParam());
+  const auto host = make(spec, geometry), helped = make(spec, geometry);
+  LabellingDevice device(world.store().layer(0));
+  dynamic_cast<BuiltByDevice&>(*helped).build_by(&device);
+  host->build(0, world.store().layer(0));
+  helped->build(0, world.store().layer(0));
+  EXPECT_EQ(device.calls, GetParam().key_net || GetParam().key_bias ? 0 : 1);
+  EXPECT_EQ(select(*host, world.block(290, 10), geometry), select(*helped, world.block(290, 10), geometry));
 }
 
 TEST(SaapArtefact, IsReadAsItWasWritten) {

@@ -120,7 +120,7 @@ void expect_lengths(const TuneFlags& flags, std::span<const std::int64_t> tokens
 std::shared_ptr<const Model> read_all(TuneFlags& flags, Texts& texts) {
   const bool made = flags.makes_documents();
   flags.options.target = TuneTarget::parse(!flags.target.empty() ? flags.target
-                                           : made                ? "kept=0.98"
+                                           : made                ? "kept=0.99"
                                                                  : "agreement=0.99");
   const std::vector<std::int64_t> tokens =
       parse_counts(flags.tokens, "--tokens", LessonOptions::kFewestTokens, std::int64_t{1} << 30);
@@ -255,7 +255,7 @@ void add_tune(CLI::App& app) {
                   "error=E (relative output error), loss=NATS (a token), agreement=SHARE (of next tokens), "
                   "kept=SHARE (of the answers that full attention finds and sink and window alone do not) or "
                   "recovered=SHARE (of what full attention predicts better than sink and window alone)")
-      ->default_str("kept=0.98; of texts as they are agreement=0.99");
+      ->default_str("kept=0.99; of texts as they are agreement=0.99");
   verb.add_option("--cost", flags->cost,
                   "what the plan is to have little of: bytes, time (of a step on this device) or both");
   verb.add_option(

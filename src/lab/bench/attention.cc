@@ -17,9 +17,9 @@
 namespace lode {
 namespace {
 
-constexpr std::int64_t kWriteTokens = 512;   // as a prefill chunk
-constexpr std::int64_t kMostSets = 1 << 12;  // tiny contexts lie in the caches whatever is done about it
-constexpr int kQueryVariants = 16;           // of each sequence, so that selections differ from call to call
+constexpr std::int64_t kWriteTokens = 512;  // as a prefill chunk
+constexpr std::int64_t kMostSets = 4;       // each has indexes of its own, which may take minutes
+constexpr int kQueryVariants = 16;          // of each sequence, so that selections differ from call to call
 
 /// One sequence: its keys and some alternative query blocks at its end.
 struct Sequence {
@@ -42,11 +42,13 @@ struct Candidate {
 class Bench {
  public:
   Bench(const AttentionBenchOptions& options, ThreadPool& pool)
-      : options_(options), pool_(pool), rope_(options.shape, options.context) {
+      : options_(options), pool_(pool), rope_(options.shape, options.context), caches_(pool) {
     const ModelConfig& c = options.shape;
     const KvShape shape = {1, c.kv_heads, c.head_dim, options.kv_type, options.context};
     const std::int64_t batch_bytes = options.batch * options.context * shape.token_bytes();
-    sets_ = std::min(kMostSets, (3 * last_level_cache_bytes() + batch_bytes - 1) / batch_bytes);
+    const std::int64_t past_caches = (3 * last_level_cache_bytes() + batch_bytes - 1) / batch_bytes;
+    sets_ = std::min(kMostSets, past_caches);
+    empties_caches_ = sets_ < past_caches;
     for (std::int64_t i = 0; i < sets_ * options.batch; ++i) sequences_.push_back({KvStore(shape), {}, {}});
     outputs_.resize(static_cast<std::size_t>(options.batch));
     for (std::vector<float>& o : outputs_)
@@ -175,9 +177,11 @@ class Bench {
       if (round >= kLeastRounds && std::chrono::steady_clock::now() - start > limit) break;
       check_cancel();
       for (Candidate& c : candidates_) {
+        if (empties_caches_) caches_.empty();
         call(c, set, round);
         set = (set + 1) % sets_;
       }
+      if (empties_caches_) caches_.empty();
       floor.measure();
       if (round == 0) forget();
     }
@@ -312,6 +316,8 @@ class Bench {
   ThreadPool& pool_;
   Rope rope_;
   std::int64_t sets_ = 1;
+  bool empties_caches_ = false;  ///< between calls, since the sets would fit into them
+  CacheEmptier caches_;
   std::vector<Sequence> sequences_;          // [sets * B]
   std::vector<std::vector<float>> outputs_;  // [B][T, Hq, d]
   std::vector<Candidate> candidates_;

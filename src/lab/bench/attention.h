@@ -53,7 +53,8 @@ struct AttentionBenchRow {
 };
 
 /// The first row is `full`, whether asked for or not. Calls, and the reads they are compared with, rotate
-/// over buffers of at least three times the last-level cache. `note` is told what is being done.
+/// over buffers of at least three times the last-level cache, or, where that would take more than a few batches, the
+/// caches are emptied between calls. `note` is told what is being done.
 std::vector<AttentionBenchRow> bench_attention(const AttentionBenchOptions& options,
                                                std::span<const Spec> specs, ThreadPool& pool,
                                                const std::function<void(std::string_view)>& note);

@@ -148,6 +148,13 @@ void VectorMaker::make_keys(Position begin, std::int64_t tokens) {
   fill(v, tokens, shape_.kv_heads, false, 1.0f);
 }
 
+void CacheEmptier::empty() {
+  if (other_.empty()) other_.resize(static_cast<std::size_t>(2 * last_level_cache_bytes()));
+  const std::int64_t piece = std::ssize(other_) / pool_.size();
+  pool_.for_each(pool_.size(),
+                 [&](std::int64_t i, int) { read_ += kernels().read(other_.data() + i * piece, piece) & 1; });
+}
+
 ReadFloor::ReadFloor(std::vector<std::span<const std::byte>> buffers, std::int64_t most_bytes,
                      ThreadPool& pool)
     : buffers_(std::move(buffers)), pool_(pool) {

@@ -3,6 +3,7 @@
 // buffers.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -80,6 +81,19 @@ class VectorMaker {
   std::vector<float> centres_;      // [Hkv, kCentres, d]
   std::vector<double> cumulative_;  // [kCentres] of cluster sizes
   std::optional<OodVectors> ood_;
+};
+
+/// What is measured next comes from memory.
+class CacheEmptier {
+ public:
+  explicit CacheEmptier(ThreadPool& pool) : pool_(pool) {}
+  /// Reads twice what the last-level cache holds.
+  void empty();
+
+ private:
+  ThreadPool& pool_;
+  std::vector<std::byte> other_;
+  std::atomic<std::uint64_t> read_{0};  // keeps the reads alive
 };
 
 /// The time of reads, by the number of bytes: measured at a ladder of sizes, interpolated between.

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -33,7 +32,8 @@ class Growth {
         context_(context),
         pool_(pool),
         rope_(options.shape, context + 1),
-        kv_({1, options.shape.kv_heads, options.shape.head_dim, options.kv_type, context + 1}) {}
+        kv_({1, options.shape.kv_heads, options.shape.head_dim, options.kv_type, context + 1}),
+        caches_(pool) {}
 
   void add(const std::string& text) {
     const Spec plain = parse_spec(text);
@@ -101,7 +101,7 @@ class Growth {
     const std::chrono::duration<double> limit(options_.seconds);
     for (int round = 0; round < kLeastRounds || std::chrono::steady_clock::now() - start < limit; ++round) {
       check_cancel();
-      empty_caches();
+      caches_.empty();
       Selection selection;
       const QueryBlock queries = block(c, round % kQueryVariants);
       times.push_back(microseconds([&] { c.selector->select({&queries, 1}, selection); }));
@@ -208,15 +208,6 @@ class Growth {
     return sum / static_cast<double>(heads);
   }
 
-  /// Reads twice what the last-level cache holds.
-  void empty_caches() {
-    if (other_.empty()) other_.resize(static_cast<std::size_t>(2 * last_level_cache_bytes()));
-    const std::int64_t piece = std::ssize(other_) / pool_.size();
-    pool_.for_each(pool_.size(), [&](std::int64_t i, int) {
-      read_ += kernels().read(other_.data() + i * piece, piece) & 1;
-    });
-  }
-
   const GrowthBenchOptions& options_;
   const std::int64_t context_;
   ThreadPool& pool_;
@@ -224,8 +215,7 @@ class Growth {
   KvStore kv_;
   std::vector<std::vector<float>> q_, q_unrotated_;  // [variants][Hq, d]
   std::vector<Candidate> candidates_;
-  std::vector<std::byte> other_;
-  std::atomic<std::uint64_t> read_{0};  // keeps the reads alive
+  CacheEmptier caches_;
 };
 
 }  // namespace

@@ -196,6 +196,13 @@ void BucketNet::label(Matrix<const float> x, std::span<std::int32_t> labels) con
   }
 }
 
+std::vector<float> BucketNet::centroids() const {
+  if (!is_centroids()) return {};
+  std::vector<float> all(static_cast<std::size_t>(buckets * inputs));
+  kernels().widen(linear_weight.data(), type, std::ssize(all), all.data());
+  return all;
+}
+
 void BucketNet::write(const std::string& prefix, std::vector<TensorToWrite>& tensors,
                       std::deque<std::vector<std::byte>>& bytes) const {
   const auto add = [&](const char* name, DType t, std::vector<std::int64_t> shape,

@@ -49,6 +49,11 @@ struct BucketNet {
   /// The bucket of the highest score of each vector, the lowest of equal ones; 0 where scores are NaN.
   void label(Matrix<const float> x /*[n, d], dense*/, std::span<std::int32_t> labels) const;
 
+  /// Whether label() says the nearest of centroids, by inner product.
+  bool is_centroids() const { return hidden == 0 && !linear_weight.empty() && bias.empty(); }
+  /// These, [C, d]; none where it is another function.
+  std::vector<float> centroids() const;
+
   /// The network of weights rounded as Int8Net rounds them, so that it makes the same Int8Net, bit for bit.
   BucketNet rounded_to_8_bits() const;
 

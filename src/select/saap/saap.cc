@@ -155,7 +155,7 @@ class Saap final : public PartitionSelector,
 
   void build(std::int32_t sequence, KvLayer kv) override {
     BucketIndex index = empty_index();
-    extend(index, kv, static_cast<Position>(kv.tokens));
+    extend_to_context(index, kv);
     set_index(sequence, std::move(index));
     alarms_[sequence] = imbalance_against_training(bucket_sizes(sequence));
     lengths_[sequence] = length_of(kv);
@@ -233,6 +233,12 @@ class Saap final : public PartitionSelector,
   void label(const BucketIndex&, int head, Matrix<const float> keys,
              std::span<std::int32_t> labels) const override {
     layer_.heads[static_cast<std::size_t>(head)].keys.label(keys, labels);
+  }
+  bool labels_by_centroids() const override {
+    return std::ranges::all_of(layer_.heads, [](const SaapHead& head) { return head.keys.is_centroids(); });
+  }
+  std::vector<float> label_centroids(const BucketIndex&, int head) const override {
+    return layer_.heads[static_cast<std::size_t>(head)].keys.centroids();
   }
   void choose(const SelectUnit& unit, int worker, Selection& out, SelectWork& work) override;
 

@@ -209,10 +209,9 @@ void PartitionSelector::extend_block(BucketIndex& index, KvLayer kv, Position en
 void PartitionSelector::extend_to_context(BucketIndex& index, KvLayer kv) const {
   const auto end = static_cast<Position>(kv.tokens);
   const KeysOnDevice keys = {geometry_.layer, heads_in_layer(geometry_), index.end(), end, unrotate_by()};
-  if (!on_device(keys, index.buckets())) return extend(index, kv, end);
+  if (!labels_by_centroids() || !on_device(keys, index.buckets())) return extend(index, kv, end);
   std::vector<std::vector<float>> centroids;
-  for (int head = 0; head < geometry_.kv_heads; ++head)
-    centroids.emplace_back(index.centroids(head).begin(), index.centroids(head).end());
+  for (int head = 0; head < geometry_.kv_heads; ++head) centroids.push_back(label_centroids(index, head));
   index.add(device_->labels(keys, centroids), keys.count());
 }
 

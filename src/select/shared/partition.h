@@ -36,6 +36,12 @@ class PartitionSelector : public PerTokenSelector, public OrdersRows, public Bui
   /// replaced by 0. Called by several threads at once.
   virtual void label(const BucketIndex& index, int head, Matrix<const float> keys /*[n, d]*/,
                      std::span<std::int32_t> labels) const = 0;
+  /// Whether label() gives the nearest of centroids, by inner product.
+  virtual bool labels_by_centroids() const { return true; }
+  /// These centroids, [C, d].
+  virtual std::vector<float> label_centroids(const BucketIndex& index, int head) const {
+    return {index.centroids(head).begin(), index.centroids(head).end()};
+  }
   /// Null when keys are labelled as they are stored, after RoPE.
   virtual const Rope* unrotate_by() const { return geometry_.rope; }
 
@@ -47,7 +53,7 @@ class PartitionSelector : public PerTokenSelector, public OrdersRows, public Bui
   BucketIndex read_index(const SectionReader& in, KvLayer kv) const;
   /// Puts keys [index.end(), end) into their buckets, a block at a time.
   void extend(BucketIndex& index, KvLayer kv, Position end) const;
-  /// The same of a whole context where label() is the nearest of the index's centroids: by a GPU that has the keys.
+  /// The same of a whole context: by a GPU that has the keys, where labels are nearest centroids.
   void extend_to_context(BucketIndex& index, KvLayer kv) const;
   /// The sequence's index, or null.
   const BucketIndex* find_index(std::int32_t sequence) const;

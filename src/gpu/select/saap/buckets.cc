@@ -35,10 +35,6 @@ std::vector<float> floats(const std::vector<std::byte>& from, DType type) {
   return to;
 }
 
-bool is_linear(const BucketNet& net) {
-  return net.hidden == 0 && !net.linear_weight.empty();
-}
-
 /// Whether vectors go to the scores beside the hidden layer as well.
 bool is_residual(const BucketNet& net) {
   return net.hidden > 0 && !net.linear_weight.empty();
@@ -77,7 +73,7 @@ bool GpuBuckets::supports(const BucketChoice& choice, int group) {
   if (!cuda::can_choose_buckets() || choice.keys.empty()) return false;
   if (choice.from.size() > cuda::NetStretches::kMost) return false;
   for (const BucketNet& keys : choice.keys) {
-    if (!is_linear(keys) || !keys.bias.empty()) return false;
+    if (!keys.is_centroids()) return false;
   }
   for (const BucketNet& queries : choice.queries) {
     if (!same_shape(queries, choice.queries[0])) return false;
@@ -157,8 +153,7 @@ void GpuBuckets::take_network(int layer, const BucketChoice& choice, cuda::Strea
     cuda::copy(nets_.as<std::byte>() + (layer * nets_of_layer() + item) * net_.bytes(),
                packed[static_cast<std::size_t>(item)].data(), net_.bytes(), stream);
   for (int head = 0; head < geometry_.kv_heads; ++head) {
-    const BucketNet& keys = choice.keys[static_cast<std::size_t>(head)];
-    const std::vector<float> centroids = floats(keys.linear_weight, keys.type);
+    const std::vector<float> centroids = choice.keys[static_cast<std::size_t>(head)].centroids();
     const std::int64_t place = std::int64_t{layer} * geometry_.kv_heads + head;
     cuda::copy(centroids_.as<float>() + place * net_.buckets * geometry_.head_dim, centroids.data(),
                std::ssize(centroids) * 4, stream);
