@@ -56,6 +56,7 @@ std::string value_name(const CLI::Option& option) {
   const std::string name = positional ? option.get_name() : names.empty() ? std::string() : names.front();
   if (positional && name == "context") return "FILE";
   if (name == "output" && option.get_description().starts_with("folder")) return "FOLDER";
+  if (name == "contexts" && option.get_description().starts_with("keys")) return "LENGTHS";
   const auto found = kValues.find(name);
   return found == kValues.end() ? std::string() : found->second;
 }

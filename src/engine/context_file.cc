@@ -100,9 +100,10 @@ void attach_stored(Context& context, const std::string& text, const ContextMeta&
   } catch (const InputError& error) {
     why = error.what();
   }
-  throw InputError(fmt::format(
-      "{}: its index of '{}' cannot be used: {}; put back what it was made with, or index the text again",
-      path.string(), text, why));
+  throw InputError(
+      fmt::format("{}: its index of '{}' cannot be used: {}; put back what it was made with, ask with -a "
+                  "full, or index the text again",
+                  path.string(), text, why));
 }
 
 std::string kv_section(int layer, int head, const char* part) {

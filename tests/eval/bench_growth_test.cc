@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The growth bench counts what selectors say they read, with as many keys kept at every length.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "base/threads.h"
@@ -45,11 +46,27 @@ TEST(BenchGrowth, KeepsAsManyKeysAndCountsWhatIsRead) {
   EXPECT_LT(rows[5].scored, rows[2].scored + 200);
 }
 
+TEST(BenchGrowth, TrainedMethodsGetMadeUpArtefacts) {
+  ThreadPool pool(2);
+  const std::vector<std::string> specs = {"hash:budget=1/8", "saap:probes=4,window=64"};
+  for (const GrowthBenchRow& row : bench_growth(small(), specs, pool, kSilent)) {
+    EXPECT_GT(row.kept, 0.0) << row.attention;
+    EXPECT_LT(row.kept, static_cast<double>(row.context)) << row.attention;
+  }
+}
+
 TEST(BenchGrowth, WhatCannotGrowIsRefused) {
   ThreadPool pool(1);
   GrowthBenchOptions options = small();
   const std::vector<std::string> full = {"full"}, squeezed = {"squeezed"};
   EXPECT_THROW(bench_growth(options, full, pool, kSilent), InputError);
+  const std::vector<std::string> own_share = {"squeezed:sparsity=0.9"};
+  try {
+    bench_growth(options, own_share, pool, kSilent);
+    ADD_FAILURE() << "--kept says the sparsity";
+  } catch (const InputError& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("--kept"));
+  }
   options.contexts = {100};
   EXPECT_THROW(bench_growth(options, squeezed, pool, kSilent), InputError);
 }

@@ -12,6 +12,7 @@
 #include "base/cancel.h"
 #include "base/threads.h"
 #include "kernels/kernels.h"
+#include "lab/bench/artefact.h"
 #include "lodestone/error.h"
 #include "lodestone/selector.h"
 #include "lodestone/spec.h"
@@ -41,12 +42,18 @@ class Growth {
     if (!info.make) throw InputError("bench growth: expected methods that choose keys, found '" + text + "'");
     const bool by_share = std::any_of(info.keys.begin(), info.keys.end(),
                                       [](const SpecKey& key) { return key.name == "sparsity"; });
+    if (by_share && plain.text("sparsity"))
+      throw InputError(fmt::format(
+          "bench growth: expected '{}' without 'sparsity', which follows from the keys kept (--kept)", text));
     const double sparsity = 1.0 - static_cast<double>(options_.kept) / static_cast<double>(context_);
     const Spec spec = !by_share ? plain
                                 : parse_spec(fmt::format("{}{}sparsity={:.9f}", text,
                                                          text.find(':') == text.npos ? ':' : ',', sparsity));
     const LayerGeometry geometry = bench_geometry(options_.shape, spec, rope_, pool_, options_.seed);
-    candidates_.push_back({text, spec, info.make(spec, geometry, "bench")});
+    const std::unique_ptr<VectorMaker> keys = maker(0);
+    std::unique_ptr<Selector> selector = make_with_made_up_artefact(spec, geometry, "bench", *keys, 0.0);
+    if (selector == nullptr) selector = info.make(spec, geometry, "bench");
+    candidates_.push_back({text, spec, std::move(selector)});
   }
 
   /// Makes keys in parallel, gives them to the store and to who listens in order, then the queries.

@@ -37,7 +37,8 @@ struct GrowthBenchRow {
   double build_seconds = 0;
 };
 
-/// Methods with the key `sparsity` are given the one that keeps `kept` keys; others stay as their specs say.
+/// Methods with the key `sparsity` are given the one that keeps `kept` keys; others stay as their specs say. Trained ones
+/// without a file get a made-up artefact.
 /// Rows come context by context. `note` is told what is being done. InputError when a context has no more
 /// than `kept` keys, or for `full`.
 std::vector<GrowthBenchRow> bench_growth(const GrowthBenchOptions& options,

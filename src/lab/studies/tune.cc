@@ -550,12 +550,16 @@ std::vector<TuneReport::Timing> time_plan(const std::shared_ptr<const Model>& mo
   std::vector<Spec> specs = {files.add(plan).spec};
   if (single) specs.push_back(*single);
   std::vector<TuneReport::Timing> timings;
-  for (const std::int64_t length : options.lengths.value_or(kUsualLengths)) {
+  const std::vector<std::int64_t> lengths = options.lengths.value_or(kUsualLengths);
+  Progress progress("timing steps", std::ssize(lengths), "lengths", options.probe.progress);
+  for (const std::int64_t length : lengths) {
+    progress.at(&length - lengths.data());
     if (length + kStepRoom > model->config().max_positions) continue;
     const auto rows = time_steps(model, length, specs, options);
     timings.push_back({.context = length, .full_ms = rows[0].median_ms, .plan_ms = rows[1].median_ms});
     if (single) timings.back().single_ms = rows[2].median_ms;
   }
+  progress.at(std::ssize(lengths));
   return timings;
 }
 
@@ -588,7 +592,9 @@ std::int64_t check_far_past(const std::shared_ptr<const Model>& model, const std
   const std::int64_t found = kept ? report.found_answers : report.gap_tokens, fewest = kept ? 2 : 8;
   if (found >= fewest) return found;
   throw InputError(fmt::format(
-      "--target {}: {}: expected at least {} the last {} tokens (--last) that full attention {}, found {}",
+      "--target {}: {}: expected at least {} the last {} tokens (--last) that full attention {}, found {}: "
+      "give "
+      "more or other text, longer documents (--tokens), or another --target",
       options.target.name(), name,
       kept ? fmt::format("{} answers among", fewest) : fmt::format("{} of", fewest), options.probe.last,
       kept ? fmt::format("finds with a probability of at least {} and sink and window alone do not",
