@@ -560,8 +560,8 @@ void expect_no_listeners(const AttachedMethod& method) {
 }  // namespace
 
 /// One for each layer that is not dense. Trained methods read their artefact anew for each, which all cores do together,
-/// but for the first layer: it checks the file's checksum, which the others then need not. Other methods, of which some
-/// are not ours, are made one by one.
+/// but for the first layer: it checks the file's checksum, which the others then need not. Methods that others
+/// have registered are made one by one, and so is what may hold one: a fallback.
 void Context::Impl::make_selectors(const MethodInfo& info, const Spec& complete, AttachedMethod& method) {
   std::vector<int> sparse;
   for (int layer = method.spec.dense_layers; layer < config.layers; ++layer)

@@ -8,6 +8,7 @@
 
 #include "kernels/kernels.h"
 #include "select/shared/threshold_selector.h"
+#include "support/idle_device.h"
 #include "support/selectors.h"
 
 namespace lode::test {
@@ -15,26 +16,12 @@ namespace {
 
 using Doubles = std::vector<double>;
 
-class PlainDevice final : public DeviceKeys {
+class PlainDevice final : public IdleDevice {
  public:
   PlainDevice(const World& world, const LayerGeometry& geometry) : world_(world), g_(geometry) {}
 
   int counted = 0, attended = 0;
   bool holds() const { return !held_.empty(); }
-
-  bool takes(const KeysOnDevice&, std::int64_t) const override { return false; }  // clusters are the host's
-  std::vector<std::vector<float>> centroids(const KeysOnDevice&, std::span<const std::vector<Position>>,
-                                            std::int64_t, std::span<const std::uint64_t>) override {
-    return {};
-  }
-  std::vector<std::int32_t> labels(const KeysOnDevice&, std::span<const std::vector<float>>) override {
-    return {};
-  }
-  std::vector<KeyClusters> clusters(const KeysOnDevice&, const ClusterTask&) override { return {}; }
-  Doubles sharpness(const KeysOnDevice&, std::span<const float>, int, float) override { return {}; }
-  void attend(int, std::int64_t, std::span<const float>, float, std::span<float>, std::span<float>) override {
-  }
-  void release() override {}
 
   bool hold_clusters(int layer, const ScoredClusters& clusters, std::int64_t most_tokens) override {
     EXPECT_LE(most_tokens, Calibration::kMost);

@@ -20,12 +20,12 @@
 #include "io/safetensors.h"
 #include "kernels/kernels.h"
 #include "lodestone/error.h"
-#include "select/device_keys.h"
 #include "select/saap/int8_net.h"
 #include "select/shared/bucket_choice.h"
 #include "select/shared/stored_keys.h"
 #include "select/shared/synthetic_artefact.h"
 #include "support/forged_index.h"
+#include "support/idle_device.h"
 #include "support/selectors.h"
 
 namespace lode::test {
@@ -219,7 +219,7 @@ TEST_P(Saap, GrownEqualsRebuilt) {
 }
 
 /// Labels keys by plain sums in float64.
-class LabellingDevice final : public DeviceKeys {
+class LabellingDevice final : public IdleDevice {
  public:
   explicit LabellingDevice(KvLayer kv) : kv_(kv) {}
   int calls = 0;
@@ -238,17 +238,6 @@ class LabellingDevice final : public DeviceKeys {
     }
     return labels;
   }
-  std::vector<std::vector<float>> centroids(const KeysOnDevice&, std::span<const std::vector<Position>>,
-                                            std::int64_t, std::span<const std::uint64_t>) override {
-    return {};
-  }
-  std::vector<KeyClusters> clusters(const KeysOnDevice&, const ClusterTask&) override { return {}; }
-  std::vector<double> sharpness(const KeysOnDevice&, std::span<const float>, int, float) override {
-    return {};
-  }
-  void attend(int, std::int64_t, std::span<const float>, float, std::span<float>, std::span<float>) override {
-  }
-  void release() override {}
 
  private:
   static std::int32_t nearest(std::span<const float> key, const std::vector<float>& centroids) {

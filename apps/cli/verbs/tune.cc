@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <iostream>
-#include <utility>
 
 #include "base/file.h"
 #include "base/hash.h"
@@ -209,14 +208,15 @@ void run(TuneFlags& flags) {
   OwnPlan own(log, command_of(flags, *model, texts, candidates));
   own.expect_place(flags);
   // What hours have chosen is kept when its check or its timing ends early.
-  bool said = false;
   const auto keep = [&](const Plan& plan) {
     own.expect_place(flags);  // another may have written it meanwhile
     own.write(flags.out, plan);
-    if (!std::exchange(said, true) && !flags.common.quiet)
-      std::cerr << fmt::format("tune: the plan is in {}; what follows measures it\n", flags.out);
   };
-  flags.options.on_plan = keep;
+  flags.options.on_plan = [&](const Plan& plan) {
+    keep(plan);
+    if (!flags.common.quiet)
+      std::cerr << fmt::format("tune: the plan is in {}; it is measured on other text now\n", flags.out);
+  };
   flags.options.log = &log;
   TuneReport report;
   resumable(

@@ -103,18 +103,20 @@ Spec with_made_up_saap(const Spec& spec, const LayerGeometry& geometry, std::str
   return with_weights(spec, file);
 }
 
-std::unique_ptr<Selector> make_with_made_up_artefact(const Spec& spec, const LayerGeometry& geometry,
-                                                     std::string_view fingerprint, VectorMaker& keys,
-                                                     double largest) {
+std::unique_ptr<Selector> make_bench_selector(const Spec& spec, const LayerGeometry& geometry,
+                                              std::string_view fingerprint, VectorMaker& keys,
+                                              double largest) {
+  const auto& make = find_method(spec.name).make;
   const bool saap = spec.name == "saap";
-  if ((!saap && spec.name != "hash") || spec.text("weights")) return nullptr;
+  if (!make) return nullptr;
+  if ((!saap && spec.name != "hash") || spec.text("weights")) return make(spec, geometry, fingerprint);
   const TemporaryFile file;
   if (saap) {
     write_saap(file.path(), spec, geometry, fingerprint, keys, largest, geometry.layer);
   } else {
     write_hash(file.path(), spec, geometry, geometry.layer + 1, fingerprint);
   }
-  return find_method(spec.name).make(with_weights(spec, file), geometry, fingerprint);
+  return make(with_weights(spec, file), geometry, fingerprint);
 }
 
 }  // namespace lode

@@ -35,10 +35,10 @@ Spec with_made_up_saap(const Spec& spec, const LayerGeometry& geometry, std::str
                        VectorMaker& keys, const TemporaryFile& file);
 
 /// saap: centroids of keys that `keys` makes, a classifier of random weights in f16. hash: random weights.
-/// Null for methods that need none, or when the spec names a file. `largest` above 0: one bucket of saap
+/// Other methods, and specs that name a file, are made as they say; null for `full`. `largest` above 0: one bucket of saap
 /// holds this share of the keys, and every query attends it.
-std::unique_ptr<Selector> make_with_made_up_artefact(const Spec& spec, const LayerGeometry& geometry,
-                                                     std::string_view fingerprint, VectorMaker& keys,
-                                                     double largest);
+std::unique_ptr<Selector> make_bench_selector(const Spec& spec, const LayerGeometry& geometry,
+                                              std::string_view fingerprint, VectorMaker& keys,
+                                              double largest);
 
 }  // namespace lode

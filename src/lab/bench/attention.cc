@@ -63,10 +63,8 @@ class Bench {
     VectorMaker keys({c.query_heads, c.kv_heads, c.head_dim}, options_.kind, options_.skew, rope_,
                      hash_seed(options_.seed, 0));  // the first sequence's
     const bool first_saap = spec.name == "saap" && !std::exchange(met_saap_, true);
-    added.selector = make_with_made_up_artefact(added.spec, added.geometry, options_.fingerprint, keys,
-                                                first_saap ? options_.largest : 0.0);
-    if (const MethodInfo& info = find_method(spec.name); info.make && !added.selector)
-      added.selector = info.make(added.spec, added.geometry, options_.fingerprint);
+    added.selector = make_bench_selector(added.spec, added.geometry, options_.fingerprint, keys,
+                                         first_saap ? options_.largest : 0.0);
   }
 
   /// Fills the caches with made-up keys, as prefill would, chunk by chunk.

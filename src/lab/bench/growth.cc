@@ -51,9 +51,7 @@ class Growth {
                                                          text.find(':') == text.npos ? ':' : ',', sparsity));
     const LayerGeometry geometry = bench_geometry(options_.shape, spec, rope_, pool_, options_.seed);
     const std::unique_ptr<VectorMaker> keys = maker(0);
-    std::unique_ptr<Selector> selector = make_with_made_up_artefact(spec, geometry, "bench", *keys, 0.0);
-    if (selector == nullptr) selector = info.make(spec, geometry, "bench");
-    candidates_.push_back({text, spec, std::move(selector)});
+    candidates_.push_back({text, spec, make_bench_selector(spec, geometry, "bench", *keys, 0.0)});
   }
 
   /// Makes keys in parallel, gives them to the store and to who listens in order, then the queries.

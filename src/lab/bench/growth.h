@@ -38,9 +38,8 @@ struct GrowthBenchRow {
 };
 
 /// Methods with the key `sparsity` are given the one that keeps `kept` keys; others stay as their specs say. Trained ones
-/// without a file get a made-up artefact.
-/// Rows come context by context. `note` is told what is being done. InputError when a context has no more
-/// than `kept` keys, or for `full`.
+/// without a file get a made-up artefact. Rows come context by context. `note` is told what is being done. InputError when
+/// a context has no more than `kept` keys, for a spec that names a sparsity, and for `full`.
 std::vector<GrowthBenchRow> bench_growth(const GrowthBenchOptions& options,
                                          std::span<const std::string> specs, ThreadPool& pool,
                                          const std::function<void(std::string_view)>& note);

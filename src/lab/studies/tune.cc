@@ -593,8 +593,7 @@ std::int64_t check_far_past(const std::shared_ptr<const Model>& model, const std
   if (found >= fewest) return found;
   throw InputError(fmt::format(
       "--target {}: {}: expected at least {} the last {} tokens (--last) that full attention {}, found {}: "
-      "give "
-      "more or other text, longer documents (--tokens), or another --target",
+      "give more or other text, longer documents (--tokens), or another --target",
       options.target.name(), name,
       kept ? fmt::format("{} answers among", fewest) : fmt::format("{} of", fewest), options.probe.last,
       kept ? fmt::format("finds with a probability of at least {} and sink and window alone do not",
