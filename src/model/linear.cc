@@ -29,6 +29,9 @@ bool exact_activations() {
   return name == "f32";
 }
 
+/// Rows of one sequence in a step from which on packing them and the weights into tiles pays.
+constexpr std::int64_t kLeastBf16Rows = 32;
+
 void multiply(const float* x, const Weight& w, std::int64_t rows, float* out, bool narrow, ThreadPool& pool) {
   const auto product = narrow ? matmul_narrow : matmul;
   product({x, rows, w.cols}, w.data, plain_dtype(w.type), w.rows, {out, rows, w.rows}, pool);
@@ -65,36 +68,72 @@ void add_bias(const Weight& bias, std::int64_t rows, std::vector<float>& to) {
 
 LinearLayers::LinearLayers(ThreadPool& pool) : pool_(pool), exact_(exact_activations()) {}
 
-void LinearLayers::add_rows(std::int64_t count, bool narrow) {
+void LinearLayers::add_rows(std::int64_t count, bool narrow, bool exact) {
   if (narrow && !rows_.empty() && rows_.back().narrow) {
     rows_.back().count += count;
     return;
   }
-  rows_.push_back({rows_.empty() ? 0 : rows_.back().first + rows_.back().count, count, narrow});
+  const bool bf16 =
+      !narrow && !exact && !exact_ && count >= kLeastBf16Rows && bf16_product_kernels() != nullptr;
+  rows_.push_back({rows_.empty() ? 0 : rows_.back().first + rows_.back().count, count, narrow, bf16});
 }
 
-void LinearLayers::multiply_plain(const std::vector<float>& x, const Weight& w, std::vector<float>& out) {
+void LinearLayers::multiply_plain(const std::vector<float>& x, const Projection& p) {
+  const Weight& w = *p.w;
   for (const Rows& r : rows_)
-    multiply(x.data() + r.first * w.cols, w, r.count, out.data() + r.first * w.rows, r.narrow, pool_);
+    if (!r.bf16 || !takes_bf16(w))
+      multiply(x.data() + r.first * w.cols, w, r.count, p.out->data() + r.first * w.rows, r.narrow, pool_);
 }
 
-/// Plain weights are multiplied by the rows of each phase apart; of block-quantised ones a row has the same bits
-/// in any company.
-void LinearLayers::operator()(const std::vector<float>& x, std::initializer_list<Projection> projections) {
-  const std::int64_t n = rows_.empty() ? 0 : rows_.back().first + rows_.back().count;
-  std::vector<TiledProduct> tiled;
-  Matrix<const float> rows;
-  for (const auto& [w, bias, out] : projections) {
-    rows = {x.data(), n, w->cols};
-    const Matrix<float> to{out->data(), n, w->rows};
-    if (is_plain(w->type))
-      multiply_plain(x, *w, *out);
-    else if (!has_tiles(*w))
-      matmul_blocks(rows, w->data, w->type, to, pool_);
+void LinearLayers::multiply_tiled(const std::vector<float>& x, Range rows,
+                                  std::span<const Projection> projections) {
+  std::vector<TiledProduct> products;
+  Matrix<const float> input;
+  for (const Projection& p : projections) {
+    const Weight& w = *p.w;
+    if (is_plain(w.type)) continue;
+    input = {x.data() + rows.first * w.cols, rows.count, w.cols};
+    const Matrix<float> to{p.out->data() + rows.first * w.rows, rows.count, w.rows};
+    if (has_tiles(w))
+      products.push_back({&tiles_of(w), to});
     else
-      tiled.push_back({&tiles_of(*w), to});
+      matmul_blocks(input, w.data, w.type, to, pool_);
   }
-  if (!tiled.empty()) matmul_tiled(rows, tiled, rounded_, pool_);
+  if (!products.empty()) matmul_tiled(input, products, rounded_, pool_);
+}
+
+void LinearLayers::multiply_bf16(const std::vector<float>& x, Range rows,
+                                 std::span<const Projection> projections) {
+  std::vector<Bf16Product> products;
+  Matrix<const float> input;
+  for (const Projection& p : projections) {
+    const Weight& w = *p.w;
+    if (!takes_bf16(w)) continue;  // plain: multiplied before
+    input = {x.data() + rows.first * w.cols, rows.count, w.cols};
+    const Matrix<float> to{p.out->data() + rows.first * w.rows, rows.count, w.rows};
+    if (has_tiles(w))
+      products.push_back({&tiles_of(w), nullptr, to});
+    else
+      products.push_back({nullptr, reinterpret_cast<const std::uint16_t*>(w.data), to});
+  }
+  if (!products.empty()) matmul_bf16(input, products, bf16_, pool_);
+}
+
+/// Plain weights are multiplied by the rows of each phase apart; in bf16, and of block-quantised weights, a row has the
+/// same bits in any company.
+void LinearLayers::operator()(const std::vector<float>& x, std::initializer_list<Projection> projections) {
+  for (const Projection& p : projections)
+    if (is_plain(p.w->type)) multiply_plain(x, p);
+  for (std::size_t i = 0; i < rows_.size();) {
+    const bool bf16 = rows_[i].bf16;
+    Range range{rows_[i].first, 0};
+    for (; i < rows_.size() && rows_[i].bf16 == bf16; ++i) range.count += rows_[i].count;
+    if (bf16)
+      multiply_bf16(x, range, projections);
+    else
+      multiply_tiled(x, range, projections);
+  }
+  const std::int64_t n = rows_.empty() ? 0 : rows_.back().first + rows_.back().count;
   for (const auto& [w, bias, out] : projections)
     if (bias != nullptr) add_bias(*bias, n, *out);
 }

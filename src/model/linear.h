@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/blocks/matmul_bf16.h"
 #include "kernels/tiled_product.h"
 #include "model/weights.h"
 
@@ -45,12 +46,18 @@ class LinearLayers {
   struct Rows {
     std::int64_t first = 0, count = 0;
     bool narrow = false;  ///< generated tokens: by matmul_narrow
+    bool bf16 = false;    ///< many others: by the matrix unit, where the weight's type allows
+  };
+
+  struct Range {
+    std::int64_t first = 0, count = 0;
   };
 
   /// Forgets the rows of the step before.
   void clear() { rows_.clear(); }
-  /// Generated tokens side by side share a product; others have one for each sequence.
-  void add_rows(std::int64_t count, bool narrow);
+  /// Generated tokens side by side share a product; others have one for each sequence, in bf16 where they are many and
+  /// need not be `exact`.
+  void add_rows(std::int64_t count, bool narrow, bool exact);
   std::span<const Rows> rows() const { return rows_; }
 
   /// Projections that share their input; block-quantised weights share its rounding too.
@@ -68,10 +75,14 @@ class LinearLayers {
   const TiledWeight& tiles_of(const Weight& w) { return w.tiles->get(w.type, w.data, w.rows, w.cols, pool_); }
   const float* put_in_order(const std::vector<float>& x, std::span<const std::int64_t> order,
                             std::int64_t cols);
-  void multiply_plain(const std::vector<float>& x, const Weight& w, std::vector<float>& out);
+  bool takes_bf16(const Weight& w) const { return w.type == WeightType::bf16 || has_tiles(w); }
+  void multiply_plain(const std::vector<float>& x, const Projection& p);
+  void multiply_tiled(const std::vector<float>& x, Range rows, std::span<const Projection> projections);
+  void multiply_bf16(const std::vector<float>& x, Range rows, std::span<const Projection> projections);
 
   ThreadPool& pool_;
   RoundedRows rounded_;          // the input of block-quantised products
+  Bf16Scratch bf16_;             // of products in bf16
   std::vector<float> in_order_;  // that of others in another order than x
   bool exact_;                   // they take float32 inputs instead
   std::vector<Rows> rows_;

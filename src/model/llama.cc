@@ -133,8 +133,8 @@ ForwardWork Llama::forward(Batch batch, std::vector<float>& logits) {
   ForwardWork work;
   linear_.clear();
   tokens_ = for_each_sequence(
-      batch, [&](const Step& step, const SequenceTokens&, std::int64_t, std::int64_t tokens) {
-        linear_.add_rows(tokens, step.phase == Phase::generation);
+      batch, [&](const Step& step, const SequenceTokens& s, std::int64_t, std::int64_t tokens) {
+        linear_.add_rows(tokens, step.phase == Phase::generation, s.kv->shape().type == DType::f32);
       });
   resize(tokens_);
   embed(batch);
@@ -679,7 +679,7 @@ void Llama::head(Batch batch, std::vector<float>& logits) {
         if (step.rows == LogitRows::none) return;
         const std::int64_t rows = step.rows == LogitRows::all ? count : 1, first = row + count - rows;
         if (first != tokens_) std::copy_n(b_.x.data() + first * d, rows * d, b_.x.data() + tokens_ * d);
-        linear_.add_rows(rows, rows == 1 || step.phase == Phase::generation);
+        linear_.add_rows(rows, rows == 1 || step.phase == Phase::generation, true);
         tokens_ += rows;
       });
   if (tokens_ == 0) return;

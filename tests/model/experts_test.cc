@@ -139,7 +139,7 @@ struct Layer {
   std::vector<float> run(const std::vector<float>& h, std::int64_t tokens, bool narrow) const {
     ThreadPool pool(2);
     LinearLayers linear(pool);
-    linear.add_rows(tokens, narrow);
+    linear.add_rows(tokens, narrow, true);
     Experts experts(plan, kHidden, linear, pool);
     std::vector<float> out(h.size());
     experts.add(

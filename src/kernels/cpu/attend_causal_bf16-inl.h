@@ -9,8 +9,6 @@
 // Queries, keys, weights and values are rounded to bf16; m, l and O stay float32.
 #pragma once
 
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cstdint>
 
@@ -21,34 +19,6 @@ constexpr int kCausalKeys = 128;  // keys of one softmax step
 static_assert(kPanel == 32);      // two tiles of 16 queries
 
 #if defined(__AMX_BF16__) || defined(__AMXBF16__)  // as GCC and as older clang call it
-/// g++ 12 does not know that loading a tile reads memory: what was written before must be written by then.
-LODE_INLINE void settle_memory() {
-  asm volatile("" ::: "memory");
-}
-/// Of an object that a function has made for itself, too: tiles read and write it from now on.
-LODE_INLINE void settle_memory_of(const void* object) {
-  asm volatile("" : : "r"(object) : "memory");
-}
-
-struct TileShape {
-  std::uint8_t rows = 16, bytes = 64;  // bytes of a row
-};
-
-/// Gives this thread eight tiles, for as long as it lives.
-class Tiles {
- public:
-  explicit Tiles(const TileShape (&shapes)[8]) {
-    alignas(64) std::uint8_t config[64] = {1};  // palette 1
-    for (int t = 0; t < 8; ++t) config[16 + 2 * t] = shapes[t].bytes, config[48 + t] = shapes[t].rows;
-    settle_memory();
-    _tile_loadconfig(config);
-  }
-  ~Tiles() { _tile_release(); }
-  Tiles(const Tiles&) = delete;
-  Tiles& operator=(const Tiles&) = delete;
-};
-
-constexpr TileShape kWholeTiles[8] = {};
 /// What a call of causal_on_tiles needs while it runs.
 struct CausalUnit {
   Tiles tiles{kWholeTiles};
@@ -133,18 +103,6 @@ inline void multiply_tiles(const std::uint16_t* a0, const std::uint16_t* a1, std
   }
 }
 #endif
-
-/// bf16 of a in the low half, of b in the high half.
-LODE_INLINE __m512i join_bf16(Vec a, Vec b) {
-  return bits(_mm512_cvtne2ps_pbh(b.x, a.x));
-}
-/// Lane i: bf16 of lane i of a in the low half, of b in the high half.
-LODE_INLINE __m512i pair_bf16(Vec a, Vec b) {
-  alignas(64) static constexpr std::uint16_t kOrder[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
-                                                           21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
-                                                           11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), join_bf16(a, b));
-}
 
 /// Scratch of one call, cut from one allocation; bf16 parts are counted as floats of two.
 struct CausalBf16Scratch {

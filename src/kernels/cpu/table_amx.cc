@@ -4,6 +4,7 @@
 // What this table takes from that of AVX-512 is not used here.
 #pragma GCC diagnostic ignored "-Wunused-function"
 //
+#include "kernels/cpu/simd/amx_tiles.h"
 #include "kernels/cpu/simd/bf16_avx512.h"
 #include "kernels/cpu/simd/exp-inl.h"
 #include "kernels/cpu/simd/transpose_avx512.h"

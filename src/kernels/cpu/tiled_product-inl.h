@@ -10,6 +10,7 @@
 #include <cstring>
 #include <limits>
 
+#include "kernels/cpu/tile_codes-inl.h"
 #include "kernels/tiled_product.h"
 
 namespace lode {
@@ -64,55 +65,6 @@ void quantise_row(const float* x, std::int64_t row, RoundedRows& to) noexcept {
   }
 }
 
-/// Rows of a tile that one register holds, and where the register's part of a tile lies.
-constexpr int kLaneRows = Vec::kLanes;
-constexpr std::int64_t kTileAhead =
-    4096;  // bytes; beyond the end of the page, where the machine by itself stops
-
-/// Asks for the bytes that lie kTileAhead behind 32 columns, once for all registers' parts of them. A core has few
-/// reads under way at a time (24 on Zen 4): to ask for the 37 lines of 256 columns at once made it wait.
-LODE_INLINE void prefetch_behind(const std::byte* columns, int bytes, int part) {
-  if (part == 0) prefetch(columns + kTileAhead, bytes);
-}
-
-/// The codes of step S (four columns) of 32; `planes` points to this register's rows.
-template <WeightType T, int S>
-LODE_INLINE Codes codes_of_step(const std::byte* planes) {
-  constexpr int kBits = tile_format(T).bits;
-  if constexpr (kBits == 8) return load_codes(planes + 64 * S);
-  constexpr bool kFour = (kBits & 4) != 0, kTwo = (kBits & 2) != 0, kOne = (kBits & 1) != 0;
-  const std::byte* const twos = planes + (kFour ? 256 : 0);
-  const std::byte* const ones = twos + (kTwo ? 128 : 0);
-  Codes codes;
-  if constexpr (kFour) codes = bits_of<S % 2 * 4, 4, 0>(load_codes(planes + 64 * (S / 2)));
-  if constexpr (kTwo && kFour) codes = with_bits_of<S % 4 * 2, 2, 4>(codes, load_codes(twos + 64 * (S / 4)));
-  if constexpr (kTwo && !kFour) codes = bits_of<S % 4 * 2, 2, 0>(load_codes(twos + 64 * (S / 4)));
-  if constexpr (kOne) codes = with_bits_of<S, 1, kBits - 1>(codes, load_codes(ones));
-  return codes;
-}
-
-/// Whether the format has a table: GCC 12 takes no pointer's comparison for a constant where the sanitizer looks on.
-template <WeightType T>
-constexpr bool kHasTable = T == WeightType::iq4_nl || T == WeightType::iq4_xs || T == WeightType::mxfp4;
-
-template <WeightType T>
-LODE_INLINE Table code_table() {
-  alignas(16) std::uint8_t entries[16] = {};
-  constexpr TileFormat kFormat = tile_format(T);
-#ifndef __SANITIZE_ADDRESS__
-  static_assert(kHasTable<T> == (kFormat.table != nullptr));
-#endif
-  if constexpr (kHasTable<T>)
-    for (int i = 0; i < 16; ++i)
-      entries[i] = static_cast<std::uint8_t>(kFormat.table[i] + (1 << kFormat.offset_shift));
-  return table_of(entries);
-}
-
-template <WeightType T>
-LODE_INLINE Vec scale_of(const std::byte* p) {
-  return tile_format(T).scale == TileFormat::Scale::brain ? load_as<DType::bf16>(p) : load_as<DType::f16>(p);
-}
-
 /// What M rows of x have at hand.
 template <int M>
 struct Activations {
@@ -144,11 +96,6 @@ struct Activations {
   LODE_INLINE float sum_at(int m, std::int64_t group) const {
     return (kGroup == 16 ? sums16 : sums32)[m * (cols / kGroup) + group];
   }
-};
-
-/// The scales and minima of one group of one register's rows.
-struct GroupScale {
-  Vec scale, minimum;
 };
 
 /// Adds 32 columns' products to `acc`; group(g) gives the scales of group g of them.
@@ -189,33 +136,9 @@ LODE_INLINE void add_block(const Activations<M>& x, std::int64_t block, const st
 template <WeightType T, int M>
 LODE_INLINE void add_unit(const Activations<M>& x, std::int64_t block, const std::byte* unit, int part,
                           Table table, Vec (&acc)[M]) {
-  constexpr TileLayout kLayout{tile_format(T)};
-  constexpr bool kMinimum = kLayout.has_minimum();
-  const Vec scale = scale_of<T>(unit + 2 * part);
-  const Vec minimum = kMinimum ? load_as<DType::f16>(unit + 2 * (kTileRows16 + part)) : set1(0.0f);
-  const std::byte* at = unit + kLayout.head_bytes();
-  constexpr int kBlockBytes = kLayout.scale_bytes() + kLayout.code_bytes();
-  if constexpr (!kLayout.nested()) {
-    prefetch_behind(unit, kLayout.unit_bytes(), part);
-    return add_block<T, M>(
-        x, block, at + 4 * part, table,
-        [&](int) LODE_INLINE_LAMBDA {
-          return GroupScale{scale, minimum};
-        },
-        acc);
-  } else {
-    const Vec d = scale * set1(kLayout.format.factor), minus = set1(0.0f) - minimum;
-    for (int b = 0; b < 8; ++b, at += kBlockBytes) {
-      prefetch_behind(at, kBlockBytes, part);
-      const auto group = [&](int g) LODE_INLINE_LAMBDA {
-        GroupScale s = {load_as<DType::q8>(at + kTileRows16 * g + part) * d, minus};
-        if constexpr (kMinimum)
-          s.minimum = load_as<DType::q8>(at + kTileRows16 * (kLayout.groups() + g) + part) * minus;
-        return s;
-      };
-      add_block<T, M>(x, block + b, at + kLayout.scale_bytes() + 4 * part, table, group, acc);
-    }
-  }
+  for_blocks<T>(unit, part, [&](int b, const std::byte* planes, auto group) LODE_INLINE_LAMBDA {
+    add_block<T, M>(x, block + b, planes, table, group, acc);
+  });
 }
 
 template <WeightType T, int M>

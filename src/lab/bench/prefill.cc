@@ -16,6 +16,7 @@
 #include "kernels/kernels.h"
 #include "kernels/q4_rows.h"
 #include "lab/bench/common.h"
+#include "model/linear.h"
 
 namespace lode {
 namespace {
@@ -167,6 +168,10 @@ std::vector<PrefillBenchRow> bench_prefill(const PrefillBenchOptions& options, T
                   scales.data(), scales.data(), keys, static_cast<int>(d)});
   std::vector<std::byte> w(static_cast<std::size_t>(hidden * hidden * bytes_of(options.weight_type)));
   kernels().narrow(w32.data(), hidden * hidden, options.weight_type, w.data());
+  const Weight weight = {
+      .data = w.data(), .type = weight_type_of(options.weight_type), .rows = hidden, .cols = hidden};
+  LinearLayers linear(pool);
+  linear.add_rows(tokens, false, options.kv_type == DType::f32);
   std::vector<float> o(q.size()), x = random_numbers(tokens * hidden), y(x.size());
   OnednnGemm yardstick(tokens, hidden, hidden, pool.size());
 
@@ -177,10 +182,7 @@ std::vector<PrefillBenchRow> bench_prefill(const PrefillBenchOptions& options, T
       attend_prefill(q, tokens, c.query_heads, kv, 1.0f / std::sqrt(static_cast<float>(d)), o.data(), nullptr,
                      pool);
     });
-    const double g = microseconds([&] {
-      matmul({x.data(), tokens, hidden}, w.data(), options.weight_type, hidden, {y.data(), tokens, hidden},
-             pool);
-    });
+    const double g = microseconds([&] { linear(x, {{&weight, nullptr, &y}}); });
     set_openmp_threads(pool.size());
     const double r = microseconds([&] { yardstick.run(); });
     std::this_thread::sleep_for(
