@@ -26,8 +26,8 @@ struct Bf16Panel {
 
 /// All are noexcept and allocate nothing. A result depends on its row of x and its row of the weight alone.
 struct Bf16ProductKernels {
-  /// Up to 16 rows of x to tiles [ceil(cols / 32), 16, 32]; missing rows and columns are 0.
-  void (*pack_input)(const float* x, std::int64_t stride, int rows, std::int64_t cols,
+  /// Up to 16 rows of activations to tiles [ceil(cols / 32), 16, 32]; missing rows and columns are 0.
+  void (*pack_input)(const float* const* x /*[rows]*/, int rows, std::int64_t cols,
                      std::uint16_t* to) noexcept;
   /// Up to 16 rows of a bf16 weight to tiles [ceil(cols / 32), 16 pairs of columns, 16 rows, 2]; missing ones are 0.
   void (*pack_weight)(const std::uint16_t* w, std::int64_t stride, int rows, std::int64_t cols,
@@ -36,7 +36,8 @@ struct Bf16ProductKernels {
   using Unpack = void (*)(const std::byte* tile, std::int64_t first, std::int64_t cols,
                           std::uint16_t* to) noexcept;
   std::array<Unpack, 18> unpack;  ///< by WeightType; null for plain types
-  /// c[i][j] (+)= block j of x times block i of w, transposed: [32 rows of x, 32 rows of w]. 64-byte aligned.
+  /// Block [i, j] of c, 64-byte aligned, becomes (add: grows by) the products of the 32 rows of block j of x with the 32
+  /// rows of block i of w.
   void (*multiply)(const Bf16Panel& x, const Bf16Panel& w, bool add,
                    float* c /*[w.blocks, x.blocks, 32, 32]*/) noexcept;
 };

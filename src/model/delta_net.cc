@@ -127,9 +127,10 @@ void DeltaNet::run(const DeltaWeights& w, const std::vector<float>& h, std::int6
   for (std::vector<float>* m : {&inputs_, &qkv_}) m->resize(size(plan_.channels()));
   for (std::vector<float>* m : {&z_, &o_}) m->resize(size(plan_.values()));
   for (std::vector<float>* m : {&decay_, &beta_}) m->resize(size(plan_.value_heads));
-  linear_(
-      h,
-      {{&w.qkv, nullptr, &inputs_}, {&w.z, nullptr, &z_}, {&w.b, nullptr, &beta_}, {&w.a, nullptr, &decay_}});
+  linear_(h, {{&w.qkv, nullptr, &inputs_},
+              {&w.z, nullptr, &z_},
+              {&w.b, nullptr, &beta_, true},
+              {&w.a, nullptr, &decay_, true}});
   for (const Rows& r : rows) convolve(w, r);
   normalise_heads(tokens);
   set_gates(w, tokens);

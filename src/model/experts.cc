@@ -107,7 +107,7 @@ void Experts::sort_rows(std::span<const Choice> choices, std::int64_t tokens) {
   for (std::size_t e = 0; e < of.size(); ++e) {
     std::size_t at = 0;
     for (const LinearLayers::Rows& together : linear_.rows()) {
-      Share share{static_cast<int>(e), together.narrow, std::ssize(token_of_), 0};
+      Share share{static_cast<int>(e), together.narrow, together.bf16, std::ssize(token_of_), 0};
       const auto end = static_cast<std::size_t>(std::min(tokens, together.first + together.count));
       for (; at < of[e].size() && of[e][at] / used < end; ++at, ++share.count) {
         rows_[of[e][at]] = std::ssize(token_of_);
@@ -130,7 +130,8 @@ void Experts::multiply(const std::vector<float>& x, std::int64_t n, std::span<co
                           .first = s.first,
                           .rows = s.count,
                           .out = p.out->data() + s.first * cols,
-                          .narrow = s.narrow});
+                          .narrow = s.narrow,
+                          .bf16 = s.bf16});
   }
   linear_.grouped(x, n, products, order);
   for (const Projected& p : projections) add_biases(experts, p);
@@ -153,7 +154,7 @@ void Experts::add(const LayerWeights& w, const std::vector<float>& routed, const
   const ExpertPlan& plan = plan_.experts;
   const std::int64_t d = hidden_;
   logits_.resize(static_cast<std::size_t>(tokens * plan.count));
-  linear_(routed, {{&w.router, &w.router_bias, &logits_}});
+  linear_(routed, {{&w.router, &w.router_bias, &logits_, true}});
   const std::vector<float> bias =
       w.choice_bias.data == nullptr ? std::vector<float>{} : numbers_of(w.choice_bias);
   std::vector<Choice> choices = choose_experts(plan, logits_, bias, tokens);

@@ -44,7 +44,7 @@ class Experts {
   /// Some tokens of one expert that go through a product together.
   struct Share {
     int expert = 0;
-    bool narrow = false;
+    bool narrow = false, bf16 = false;
     std::int64_t first = 0, count = 0;  ///< of the sorted rows
   };
   /// A projection of all rows: the weights and biases of each expert, and where it goes.

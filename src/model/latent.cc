@@ -30,7 +30,8 @@ void LatentAttention::multiply_heads(const std::vector<Weight>& w, std::int64_t 
                           .first = h * tokens + together.first,
                           .rows = together.count,
                           .out = out.data() + (h * tokens + together.first) * rows,
-                          .narrow = together.narrow});
+                          .narrow = together.narrow,
+                          .bf16 = together.bf16});
   linear_.grouped(x, heads_ * tokens, products);
 }
 

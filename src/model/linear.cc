@@ -19,18 +19,15 @@ namespace lode {
 
 namespace {
 
-/// LODESTONE_ACTIVATIONS=f32 gives block-quantised weights float32 inputs, slowly: what rounded ones are compared
-/// with.
-bool exact_activations() {
+/// LODESTONE_ACTIVATIONS keeps the inputs of products from being rounded further than it says, slowly: what rounded
+/// ones are compared with. f32: not at all. int16: to 16 bits, for block-quantised weights. Empty: as is quickest.
+std::string_view wanted_activations() {
   const char* const wanted = std::getenv("LODESTONE_ACTIVATIONS");
   const std::string_view name = wanted == nullptr ? "" : wanted;
   if (!name.empty() && name != "f32" && name != "int16")
     throw InputError("LODESTONE_ACTIVATIONS: expected f32 or int16, found '" + excerpt(name) + "'");
-  return name == "f32";
+  return name;
 }
-
-/// Rows of one sequence in a step from which on packing them and the weights into tiles pays.
-constexpr std::int64_t kLeastBf16Rows = 32;
 
 void multiply(const float* x, const Weight& w, std::int64_t rows, float* out, bool narrow, ThreadPool& pool) {
   const auto product = narrow ? matmul_narrow : matmul;
@@ -66,32 +63,34 @@ void add_bias(const Weight& bias, std::int64_t rows, std::vector<float>& to) {
   }
 }
 
-LinearLayers::LinearLayers(ThreadPool& pool) : pool_(pool), exact_(exact_activations()) {}
+LinearLayers::LinearLayers(ThreadPool& pool)
+    : pool_(pool),
+      exact_(wanted_activations() == "f32"),
+      has_bf16_(wanted_activations().empty() && bf16_product_kernels() != nullptr) {}
 
 void LinearLayers::add_rows(std::int64_t count, bool narrow, bool exact) {
   if (narrow && !rows_.empty() && rows_.back().narrow) {
     rows_.back().count += count;
     return;
   }
-  const bool bf16 =
-      !narrow && !exact && !exact_ && count >= kLeastBf16Rows && bf16_product_kernels() != nullptr;
+  const bool bf16 = has_bf16_ && !narrow && !exact;
   rows_.push_back({rows_.empty() ? 0 : rows_.back().first + rows_.back().count, count, narrow, bf16});
 }
 
 void LinearLayers::multiply_plain(const std::vector<float>& x, const Projection& p) {
   const Weight& w = *p.w;
   for (const Rows& r : rows_)
-    if (!r.bf16 || !takes_bf16(w))
+    if (!r.bf16 || p.exact || !takes_bf16(w))
       multiply(x.data() + r.first * w.cols, w, r.count, p.out->data() + r.first * w.rows, r.narrow, pool_);
 }
 
-void LinearLayers::multiply_tiled(const std::vector<float>& x, Range rows,
-                                  std::span<const Projection> projections) {
+void LinearLayers::multiply_blocks(const std::vector<float>& x, const Rows& rows,
+                                   std::span<const Projection> projections) {
   std::vector<TiledProduct> products;
   Matrix<const float> input;
   for (const Projection& p : projections) {
     const Weight& w = *p.w;
-    if (is_plain(w.type)) continue;
+    if (is_plain(w.type) || (rows.bf16 && !p.exact && takes_bf16(w))) continue;
     input = {x.data() + rows.first * w.cols, rows.count, w.cols};
     const Matrix<float> to{p.out->data() + rows.first * w.rows, rows.count, w.rows};
     if (has_tiles(w))
@@ -102,40 +101,39 @@ void LinearLayers::multiply_tiled(const std::vector<float>& x, Range rows,
   if (!products.empty()) matmul_tiled(input, products, rounded_, pool_);
 }
 
-void LinearLayers::multiply_bf16(const std::vector<float>& x, Range rows,
+Bf16Product LinearLayers::bf16_product(const Weight& w, const Matrix<float>& y, std::int64_t first) {
+  if (has_tiles(w)) return {&tiles_of(w), nullptr, y, first};
+  return {nullptr, reinterpret_cast<const std::uint16_t*>(w.data), y, first};
+}
+
+void LinearLayers::multiply_bf16(const std::vector<float>& x, const Rows& rows,
                                  std::span<const Projection> projections) {
   std::vector<Bf16Product> products;
   Matrix<const float> input;
   for (const Projection& p : projections) {
     const Weight& w = *p.w;
-    if (!takes_bf16(w)) continue;  // plain: multiplied before
+    if (p.exact || !takes_bf16(w)) continue;
     input = {x.data() + rows.first * w.cols, rows.count, w.cols};
     const Matrix<float> to{p.out->data() + rows.first * w.rows, rows.count, w.rows};
-    if (has_tiles(w))
-      products.push_back({&tiles_of(w), nullptr, to});
-    else
-      products.push_back({nullptr, reinterpret_cast<const std::uint16_t*>(w.data), to});
+    products.push_back(bf16_product(w, to));
   }
   if (!products.empty()) matmul_bf16(input, products, bf16_, pool_);
 }
 
-/// Plain weights are multiplied by the rows of each phase apart; in bf16, and of block-quantised weights, a row has the
-/// same bits in any company.
+/// Plain weights are multiplied by each sequence's rows apart. In bf16, and of block-quantised weights, a row has the
+/// same bits in any company, so that neighbours share a product.
 void LinearLayers::operator()(const std::vector<float>& x, std::initializer_list<Projection> projections) {
   for (const Projection& p : projections)
     if (is_plain(p.w->type)) multiply_plain(x, p);
   for (std::size_t i = 0; i < rows_.size();) {
-    const bool bf16 = rows_[i].bf16;
-    Range range{rows_[i].first, 0};
-    for (; i < rows_.size() && rows_[i].bf16 == bf16; ++i) range.count += rows_[i].count;
-    if (bf16)
-      multiply_bf16(x, range, projections);
-    else
-      multiply_tiled(x, range, projections);
+    Rows neighbours{.first = rows_[i].first, .bf16 = rows_[i].bf16};
+    for (; i < rows_.size() && rows_[i].bf16 == neighbours.bf16; ++i) neighbours.count += rows_[i].count;
+    if (neighbours.bf16) multiply_bf16(x, neighbours, projections);
+    multiply_blocks(x, neighbours, projections);
   }
   const std::int64_t n = rows_.empty() ? 0 : rows_.back().first + rows_.back().count;
-  for (const auto& [w, bias, out] : projections)
-    if (bias != nullptr) add_bias(*bias, n, *out);
+  for (const Projection& p : projections)
+    if (p.bias != nullptr) add_bias(*p.bias, n, *p.out);
 }
 
 void LinearLayers::make_ready(const Weight& w) {
@@ -145,6 +143,7 @@ void LinearLayers::make_ready(const Weight& w) {
 void LinearLayers::grouped(const std::vector<float>& x, std::int64_t n, std::span<const RowsProduct> products,
                            std::span<const std::int64_t> order) {
   std::vector<TiledProduct> tiled;
+  std::vector<Bf16Product> in_bf16;
   std::int64_t cols = 0;
   const float* input = nullptr;  // of products without tiles
   for (const RowsProduct& p : products) {
@@ -152,6 +151,10 @@ void LinearLayers::grouped(const std::vector<float>& x, std::int64_t n, std::spa
     if (p.rows == 0) continue;
     cols = w.cols;
     const Matrix<float> to{p.out, p.rows, w.rows};
+    if (p.bf16 && takes_bf16(w)) {
+      in_bf16.push_back(bf16_product(w, to, p.first));
+      continue;
+    }
     if (has_tiles(w)) {
       tiled.push_back({&tiles_of(w), to, p.first});
       continue;
@@ -164,6 +167,7 @@ void LinearLayers::grouped(const std::vector<float>& x, std::int64_t n, std::spa
       matmul_blocks({rows, p.rows, cols}, w.data, w.type, to, pool_);
   }
   if (!tiled.empty()) matmul_tiled({x.data(), n, cols}, tiled, rounded_, pool_, order);
+  if (!in_bf16.empty()) matmul_bf16({x.data(), n, cols}, in_bf16, bf16_, pool_, order);
 }
 
 const float* LinearLayers::put_in_order(const std::vector<float>& x, std::span<const std::int64_t> order,

@@ -28,6 +28,7 @@ std::vector<float> numbers_of(const Weight& vector);
 struct Projection {
   const Weight *w, *bias;  ///< bias null: none
   std::vector<float>* out;
+  bool exact = false;  ///< never in bf16: a few numbers that much depends on
 };
 
 /// Some consecutive rows of an input times a weight of their own, as of an expert.
@@ -36,6 +37,7 @@ struct RowsProduct {
   std::int64_t first = 0, rows = 0;  ///< of the input
   float* out = nullptr;              ///< [rows, w->rows]
   bool narrow = false;               ///< by the kernel for generated tokens
+  bool bf16 = false;                 ///< by the matrix unit, where the weight's type allows
 };
 
 class LinearLayers {
@@ -46,17 +48,14 @@ class LinearLayers {
   struct Rows {
     std::int64_t first = 0, count = 0;
     bool narrow = false;  ///< generated tokens: by matmul_narrow
-    bool bf16 = false;    ///< many others: by the matrix unit, where the weight's type allows
-  };
-
-  struct Range {
-    std::int64_t first = 0, count = 0;
+    bool bf16 =
+        false;  ///< of a context or question, not exact: by the matrix unit, where the weight's type allows
   };
 
   /// Forgets the rows of the step before.
   void clear() { rows_.clear(); }
-  /// Generated tokens side by side share a product; others have one for each sequence, in bf16 where they are many and
-  /// need not be `exact`.
+  /// Generated tokens side by side are one entry of rows(), others have one for each sequence. Those are multiplied in
+  /// bf16 where the CPU has a matrix unit and they need not be `exact`.
   void add_rows(std::int64_t count, bool narrow, bool exact);
   std::span<const Rows> rows() const { return rows_; }
 
@@ -76,15 +75,18 @@ class LinearLayers {
   const float* put_in_order(const std::vector<float>& x, std::span<const std::int64_t> order,
                             std::int64_t cols);
   bool takes_bf16(const Weight& w) const { return w.type == WeightType::bf16 || has_tiles(w); }
+  Bf16Product bf16_product(const Weight& w, const Matrix<float>& y, std::int64_t first = 0);
   void multiply_plain(const std::vector<float>& x, const Projection& p);
-  void multiply_tiled(const std::vector<float>& x, Range rows, std::span<const Projection> projections);
-  void multiply_bf16(const std::vector<float>& x, Range rows, std::span<const Projection> projections);
+  void multiply_blocks(const std::vector<float>& x, const Rows& rows,
+                       std::span<const Projection> projections);
+  void multiply_bf16(const std::vector<float>& x, const Rows& rows, std::span<const Projection> projections);
 
   ThreadPool& pool_;
   RoundedRows rounded_;          // the input of block-quantised products
   Bf16Scratch bf16_;             // of products in bf16
   std::vector<float> in_order_;  // that of others in another order than x
-  bool exact_;                   // they take float32 inputs instead
+  bool exact_;                   // block-quantised products take float32 inputs instead
+  bool has_bf16_;                // rows may be rounded to bf16
   std::vector<Rows> rows_;
 };
 

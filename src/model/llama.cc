@@ -216,7 +216,9 @@ std::int64_t Llama::scratch_bytes(std::int64_t tokens) const {
   const std::int64_t floats = 2 * config_.hidden + 3 * q_cols + 3 * kv_cols + inputs + made +
                               2 * config_.intermediate + experts_.scratch_floats() + delta_.scratch_floats() +
                               latent_.scratch_floats() + (config_.plan.attention_gate ? q_cols : 0);
-  return tokens * floats * static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t rounded =
+      std::max(config_.intermediate, std::max(config_.hidden, q_cols));  // for products, 2 bytes
+  return tokens * (floats * static_cast<std::int64_t>(sizeof(float)) + 2 * rounded);
 }
 
 void Llama::embed(Batch batch) {
@@ -635,7 +637,7 @@ void Llama::add_inputs(int index) {
 void Llama::weigh_shared(const LayerWeights& w) {
   if (w.shared_gate.data == nullptr) return;
   const std::int64_t d = config_.hidden;
-  linear_(b_.h, {{&w.shared_gate, nullptr, &b_.shared}});
+  linear_(b_.h, {{&w.shared_gate, nullptr, &b_.shared, true}});
   pool_.for_each(tokens_, [&](std::int64_t t, int) {
     scale({b_.mixed.data() + t * d, static_cast<std::size_t>(d)},
           1.0f / (1.0f + std::exp(-b_.shared[static_cast<std::size_t>(t)])));

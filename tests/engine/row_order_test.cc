@@ -12,6 +12,7 @@
 #include <numeric>
 
 #include "base/file.h"
+#include "kernels/bf16_product.h"
 #include "lodestone/engine.h"
 #include "support/lisbon.h"
 #include "support/source_dir.h"
@@ -55,8 +56,9 @@ TEST_P(RowOrderOnPocket, AnswersAndSourcesAreTheSame) {
   EXPECT_EQ(g.tokens, plain.tokens);
   EXPECT_EQ(g.text, test::kLisbonAnswer);
   // Sums over rows in another order have other last bits, which products in bf16 may round the other way.
+  const double share = bf16_product_kernels() == nullptr ? 0 : 1e-3;
   EXPECT_NEAR(static_cast<double>(g.work.far_keys), static_cast<double>(plain.work.far_keys),
-              1e-3 * static_cast<double>(plain.work.far_keys));
+              share * static_cast<double>(plain.work.far_keys));
   EXPECT_TRUE(ordered(context)) << "a question that is rolled back leaves the order";
   ASSERT_EQ(after.mass.size(), before.mass.size());
   const auto moved = static_cast<std::size_t>(ordered_end(context.impl()));

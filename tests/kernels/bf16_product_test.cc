@@ -123,6 +123,41 @@ TEST_F(Bf16Products, RowsDoNotDependOnTheirCompany) {
         << some << " rows from " << first;
 }
 
+/// Rows of x that products take in an order of their own, some twice, as experts do, have the bits that they have in place.
+TEST_F(Bf16Products, TakeRowsInAnOrder) {
+  ThreadPool pool(2);
+  HugeArena arena;
+  Bf16Scratch scratch;
+  const std::int64_t rows = 40, cols = 256;
+  const TiledWeight tiles = tile_weight(WeightType::q6_k, random_blocks(WeightType::q6_k, rows, cols).data(),
+                                        rows, cols, arena, pool);
+  const std::vector<std::uint16_t> plain = narrowed(random_rows(rows, cols));
+  const std::vector<float> x = random_rows(70, cols);
+  std::vector<float> in_place(70 * rows), in_place_plain(70 * rows);
+  const Bf16Product all[] = {{&tiles, nullptr, {in_place.data(), 70, rows}},
+                             {nullptr, plain.data(), {in_place_plain.data(), 70, rows}}};
+  matmul_bf16({x.data(), 70, cols}, all, scratch, pool);
+
+  std::vector<std::int64_t> order;
+  for (std::int64_t i = 0; i < 100; ++i) order.push_back(i * 37 % 70);
+  std::vector<float> y(100 * rows, -7.0f), z = y;
+  std::vector<Bf16Product> parts;
+  // Ranges as experts have: of one row, of several blocks, some for two weights, one for none.
+  for (const auto& [first, count] :
+       std::vector<std::pair<std::int64_t, std::int64_t>>{{0, 1}, {1, 40}, {41, 0}, {41, 16}, {57, 43}}) {
+    parts.push_back({&tiles, nullptr, {y.data() + first * rows, count, rows}, first});
+    parts.push_back({nullptr, plain.data(), {z.data() + first * rows, count, rows}, first});
+  }
+  matmul_bf16({x.data(), 70, cols}, parts, scratch, pool, order);
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    const auto row = [&](const std::vector<float>& of, std::int64_t m) {
+      return std::span(of).subspan(static_cast<std::size_t>(m * rows), static_cast<std::size_t>(rows));
+    };
+    EXPECT_TRUE(std::ranges::equal(row(y, static_cast<std::int64_t>(i)), row(in_place, order[i]))) << i;
+    EXPECT_TRUE(std::ranges::equal(row(z, static_cast<std::int64_t>(i)), row(in_place_plain, order[i]))) << i;
+  }
+}
+
 /// What is not finite reaches the products of its row alone.
 TEST_F(Bf16Products, WhatIsNotFiniteStaysInItsRow) {
   ThreadPool pool(1);

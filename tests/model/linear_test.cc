@@ -45,6 +45,7 @@ class LinearLayersOfABatch : public testing::Test {
     std::vector<std::byte>& blocks =
         bytes_.emplace_back(static_cast<std::size_t>(bytes_of(WeightType::q8_0, kOut * kCols)));
     quantise(WeightType::q8_0, numbers.data(), kOut * kCols, blocks.data());
+    weights_.push_back({blocks.data(), WeightType::q8_0, kOut, kCols});
     weights_.push_back({blocks.data(), WeightType::q8_0, kOut, kCols,
                         std::make_shared<LazyTiles>(std::make_shared<HugeArena>())});
   }
@@ -54,16 +55,19 @@ class LinearLayersOfABatch : public testing::Test {
     LinearLayers linear(pool_);
     std::int64_t rows = 0;
     for (const Part& p : parts) linear.add_rows(p.count, p.narrow, p.exact), rows += p.count;
-    std::vector<std::vector<float>> y(weights_.size(),
-                                      std::vector<float>(static_cast<std::size_t>(rows * kOut)));
-    linear(x,
-           {{&weights_[0], nullptr, &y[0]}, {&weights_[1], nullptr, &y[1]}, {&weights_[2], nullptr, &y[2]}});
+    const std::vector<float> nothing(static_cast<std::size_t>(rows * kOut), std::nanf(""));
+    std::vector<std::vector<float>> y(weights_.size() + 1, nothing);  // the last: of bf16, exact
+    linear(x, {{&weights_[0], nullptr, &y[0]},
+               {&weights_[1], nullptr, &y[1]},
+               {&weights_[2], nullptr, &y[2]},
+               {&weights_[3], nullptr, &y[3]},
+               {&weights_[1], nullptr, &y[4], true}});
     return y;
   }
 
   ThreadPool pool_{2};
   std::vector<std::vector<std::byte>> bytes_;
-  std::vector<Weight> weights_;  // f32, bf16, Q8_0
+  std::vector<Weight> weights_;  // f32, bf16, Q8_0 as in a file, Q8_0 in tiles
 };
 
 TEST_F(LinearLayersOfABatch, RowsHaveTheBitsThatTheyHaveAlone) {
@@ -78,9 +82,9 @@ TEST_F(LinearLayersOfABatch, RowsHaveTheBitsThatTheyHaveAlone) {
   for (const Part& p : parts) {
     const std::vector<float> own(x.begin() + first * kCols, x.begin() + (first + p.count) * kCols);
     const auto alone = multiply(own, {&p, 1});
-    for (std::size_t w = 0; w < weights_.size(); ++w)
+    for (std::size_t w = 0; w < alone.size(); ++w)
       EXPECT_TRUE(std::equal(alone[w].begin(), alone[w].end(), together[w].begin() + first * kOut))
-          << name_of(weights_[w].type) << " rows from " << first;
+          << "product " << w << ", rows from " << first;
     first += p.count;
   }
 }
@@ -100,7 +104,9 @@ TEST_F(LinearLayersOfABatch, ExactRowsAreNotRounded) {
   matmul({x.data(), 64, kCols}, weights_[1].data, DType::bf16, kOut, {expected.data(), 64, kOut}, pool_);
   EXPECT_EQ(y[1], expected);
   EXPECT_EQ(z[0], y[0]) << "weights of 32 bits are never rounded";
-  for (const std::size_t w : {1, 2}) {
+  EXPECT_EQ(z[2], y[2]) << "nor those without tiles";
+  EXPECT_EQ(z[4], expected) << "an exact product";
+  for (const std::size_t w : {1, 3}) {
     const double error = relative_error(z[w], y[w]);
     EXPECT_LT(error, 4e-3) << name_of(weights_[w].type);
     if (bf16_product_kernels() != nullptr) {

@@ -15,11 +15,12 @@ namespace lode {
 
 class ThreadPool;
 
-/// A weight, in tiles or plain, and where its products go.
+/// A weight, in tiles or plain, and where its products with y.rows rows of the input go.
 struct Bf16Product {
   const TiledWeight* tiles = nullptr;
   const std::uint16_t* plain = nullptr;  ///< [y.cols, x.cols] of bf16, where there are no tiles
-  Matrix<float> y;                       ///< [x.rows, rows of the weight]
+  Matrix<float> y;                       ///< [rows of the input, rows of the weight]
+  std::int64_t first = 0;                ///< of the rows of the input
 };
 
 /// What products are made in; kept from call to call.
@@ -32,9 +33,9 @@ struct Bf16Scratch {
   std::vector<Worker> workers;
 };
 
-/// y = x w^T for each of `products`, which share their input, where bf16_product_kernels() are. A row of y has the same
-/// bits however many rows and threads there are.
+/// y = x w^T for each of `products`, which share their input: the rows of x that `order` names, or x where there is none.
+/// Only where bf16_product_kernels() are. A row of y has the same bits however many rows and threads there are.
 void matmul_bf16(Matrix<const float> x, std::span<const Bf16Product> products, Bf16Scratch& scratch,
-                 ThreadPool& pool);
+                 ThreadPool& pool, std::span<const std::int64_t> order = {});
 
 }  // namespace lode

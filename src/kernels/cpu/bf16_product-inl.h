@@ -21,16 +21,16 @@ LODE_INLINE std::int64_t tiles_over(std::int64_t cols) {
   return (cols + kBf16TileColumns - 1) / kBf16TileColumns;
 }
 
-void pack_input_tiles(const float* x, std::int64_t stride, int rows, std::int64_t cols,
-                      std::uint16_t* to) noexcept {
+void pack_input_tiles(const float* const* x, int rows, std::int64_t cols, std::uint16_t* to) noexcept {
   const std::int64_t tiles = tiles_over(cols);
   if (rows < kBf16TileRows) std::memset(to, 0, static_cast<std::size_t>(tiles * kBf16TileNumbers * 2));
-  for (int r = 0; r < rows; ++r, x += stride) {
+  for (int r = 0; r < rows; ++r) {
+    const float* const row = x[r];
     for (std::int64_t t = 0; t < tiles; ++t) {
       const auto left = static_cast<int>(cols - t * kBf16TileColumns);
-      const Vec low = load_first(x + t * kBf16TileColumns, left < 16 ? left : 16);
+      const Vec low = load_first(row + t * kBf16TileColumns, left < 16 ? left : 16);
       const Vec high =
-          left > 16 ? load_first(x + t * kBf16TileColumns + 16, left < 32 ? left - 16 : 16) : set1(0.0f);
+          left > 16 ? load_first(row + t * kBf16TileColumns + 16, left < 32 ? left - 16 : 16) : set1(0.0f);
       _mm512_store_si512(to + t * kBf16TileNumbers + r * kBf16TileColumns, join_bf16(low, high));
     }
   }
@@ -89,7 +89,7 @@ void unpack_tile(const std::byte* tile, std::int64_t first, std::int64_t cols, s
   }
 }
 
-/// c [32, 32] (+)= two strips of x times two strips of w.
+/// c [32, 32] (+)= two strips of x times two strips of w, which have been settled in memory (Tiles does).
 LODE_INLINE void multiply_block(const std::uint16_t* x, std::int64_t x_strip, const std::uint16_t* w,
                                 std::int64_t w_strip, std::int64_t steps, bool add, float* c) {
   constexpr std::int64_t kRow = kBf16BlockRows * sizeof(float);
