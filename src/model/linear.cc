@@ -120,8 +120,8 @@ void LinearLayers::multiply_bf16(const std::vector<float>& x, const Rows& rows,
   if (!products.empty()) matmul_bf16(input, products, bf16_, pool_);
 }
 
-/// Plain weights are multiplied by each sequence's rows apart. In bf16, and of block-quantised weights, a row has the
-/// same bits in any company, so that neighbours share a product.
+/// In float32 plain weights are multiplied by each entry of rows_ apart. In bf16, and of block-quantised weights, a row has
+/// the same bits in any company, so that neighbours share a product.
 void LinearLayers::operator()(const std::vector<float>& x, std::initializer_list<Projection> projections) {
   for (const Projection& p : projections)
     if (is_plain(p.w->type)) multiply_plain(x, p);
@@ -144,6 +144,7 @@ void LinearLayers::grouped(const std::vector<float>& x, std::int64_t n, std::spa
                            std::span<const std::int64_t> order) {
   std::vector<TiledProduct> tiled;
   std::vector<Bf16Product> in_bf16;
+  const Weight* last = nullptr;  // of these
   std::int64_t cols = 0;
   const float* input = nullptr;  // of products without tiles
   for (const RowsProduct& p : products) {
@@ -152,7 +153,14 @@ void LinearLayers::grouped(const std::vector<float>& x, std::int64_t n, std::spa
     cols = w.cols;
     const Matrix<float> to{p.out, p.rows, w.rows};
     if (p.bf16 && takes_bf16(w)) {
-      in_bf16.push_back(bf16_product(w, to, p.first));
+      // An expert's rows of several sequences: tiles of one would not be full, and the weight is unpacked once.
+      Bf16Product* const before = in_bf16.empty() || last != &w ? nullptr : &in_bf16.back();
+      if (before != nullptr && before->first + before->y.rows == p.first &&
+          before->y[before->y.rows].data() == p.out)
+        before->y.rows += p.rows;
+      else
+        in_bf16.push_back(bf16_product(w, to, p.first));
+      last = &w;
       continue;
     }
     if (has_tiles(w)) {

@@ -121,8 +121,8 @@ class Llama {
 
   /// The same for a batch, each step with its own rope and logits; logits follow each other as the sequences do.
   /// They are not checked. The bits of a sequence's rows depend on that sequence alone: generated tokens go
-  /// through the products together, the tokens of a question or context by themselves or, in bf16, row by row alike. Returns the work of
-  /// sequences without a document.
+  /// through the products together, the tokens of a question or context by themselves, or together where the
+  /// product gives a row the same bits in any company. Returns the work of sequences without a document.
   ForwardWork forward(std::span<const Step> batch, std::vector<float>& logits);
 
   /// The rotation of a layer: the context's `usual` one, unless the plan says otherwise.

@@ -89,6 +89,27 @@ TEST_F(LinearLayersOfABatch, RowsHaveTheBitsThatTheyHaveAlone) {
   }
 }
 
+/// Rows of several sequences side by side, as an expert has them: of every weight as each by itself.
+TEST_F(LinearLayersOfABatch, NeighboursOfOneWeightHaveTheBitsThatTheyHaveAlone) {
+  const std::vector<std::int64_t> counts = {1, 40, 7, 33};
+  const std::vector<float> x = random_numbers(81 * kCols);
+  for (const Weight& w : weights_) {
+    LinearLayers linear(pool_);
+    std::vector<float> together(81 * kOut, std::nanf("")), alone = together;
+    std::vector<RowsProduct> products;
+    std::int64_t first = 0;
+    for (const std::int64_t count : counts) {
+      const bool bf16 = bf16_product_kernels() != nullptr && count != 7;
+      products.push_back({&w, first, count, together.data() + first * kOut, false, bf16});
+      const RowsProduct own = {&w, first, count, alone.data() + first * kOut, false, bf16};
+      linear.grouped(x, 81, {&own, 1});
+      first += count;
+    }
+    linear.grouped(x, 81, products);
+    EXPECT_EQ(together, alone) << name_of(w.type);
+  }
+}
+
 double relative_error(const std::vector<float>& a, const std::vector<float>& b) {
   double error = 0, size = 0;
   for (std::size_t i = 0; i < a.size(); ++i)

@@ -20,7 +20,7 @@ struct Bf16Product {
   const TiledWeight* tiles = nullptr;
   const std::uint16_t* plain = nullptr;  ///< [y.cols, x.cols] of bf16, where there are no tiles
   Matrix<float> y;                       ///< [rows of the input, rows of the weight]
-  std::int64_t first = 0;                ///< of the rows of the input
+  std::int64_t first = 0;  ///< of the rows of the input, of an order's places where there is one
 };
 
 /// What products are made in; kept from call to call.

@@ -89,7 +89,8 @@ void unpack_tile(const std::byte* tile, std::int64_t first, std::int64_t cols, s
   }
 }
 
-/// c [32, 32] (+)= two strips of x times two strips of w, which have been settled in memory (Tiles does).
+/// c [32, 32] (+)= two strips of x times two strips of w. What all three point to has been settled in memory
+/// (Tiles does).
 LODE_INLINE void multiply_block(const std::uint16_t* x, std::int64_t x_strip, const std::uint16_t* w,
                                 std::int64_t w_strip, std::int64_t steps, bool add, float* c) {
   constexpr std::int64_t kRow = kBf16BlockRows * sizeof(float);
