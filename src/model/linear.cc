@@ -80,25 +80,8 @@ void LinearLayers::add_rows(std::int64_t count, bool narrow, bool exact) {
 void LinearLayers::multiply_plain(const std::vector<float>& x, const Projection& p) {
   const Weight& w = *p.w;
   for (const Rows& r : rows_)
-    if (!r.bf16 || p.exact || !takes_bf16(w))
+    if (!in_bf16(r, p))
       multiply(x.data() + r.first * w.cols, w, r.count, p.out->data() + r.first * w.rows, r.narrow, pool_);
-}
-
-void LinearLayers::multiply_blocks(const std::vector<float>& x, const Rows& rows,
-                                   std::span<const Projection> projections) {
-  std::vector<TiledProduct> products;
-  Matrix<const float> input;
-  for (const Projection& p : projections) {
-    const Weight& w = *p.w;
-    if (is_plain(w.type) || (rows.bf16 && !p.exact && takes_bf16(w))) continue;
-    input = {x.data() + rows.first * w.cols, rows.count, w.cols};
-    const Matrix<float> to{p.out->data() + rows.first * w.rows, rows.count, w.rows};
-    if (has_tiles(w))
-      products.push_back({&tiles_of(w), to});
-    else
-      matmul_blocks(input, w.data, w.type, to, pool_);
-  }
-  if (!products.empty()) matmul_tiled(input, products, rounded_, pool_);
 }
 
 Bf16Product LinearLayers::bf16_product(const Weight& w, const Matrix<float>& y, std::int64_t first) {
@@ -106,18 +89,24 @@ Bf16Product LinearLayers::bf16_product(const Weight& w, const Matrix<float>& y, 
   return {nullptr, reinterpret_cast<const std::uint16_t*>(w.data), y, first};
 }
 
-void LinearLayers::multiply_bf16(const std::vector<float>& x, const Rows& rows,
-                                 std::span<const Projection> projections) {
-  std::vector<Bf16Product> products;
+void LinearLayers::multiply_neighbours(const std::vector<float>& x, const Rows& rows,
+                                       std::span<const Projection> projections) {
+  std::vector<Bf16Product> rounded;
+  std::vector<TiledProduct> tiled;
   Matrix<const float> input;
   for (const Projection& p : projections) {
     const Weight& w = *p.w;
-    if (p.exact || !takes_bf16(w)) continue;
     input = {x.data() + rows.first * w.cols, rows.count, w.cols};
     const Matrix<float> to{p.out->data() + rows.first * w.rows, rows.count, w.rows};
-    products.push_back(bf16_product(w, to));
+    if (in_bf16(rows, p))
+      rounded.push_back(bf16_product(w, to));
+    else if (has_tiles(w))
+      tiled.push_back({&tiles_of(w), to});
+    else if (!is_plain(w.type))
+      matmul_blocks(input, w.data, w.type, to, pool_);
   }
-  if (!products.empty()) matmul_bf16(input, products, bf16_, pool_);
+  if (!rounded.empty()) matmul_bf16(input, rounded, bf16_, pool_);
+  if (!tiled.empty()) matmul_tiled(input, tiled, rounded_, pool_);
 }
 
 /// In float32 plain weights are multiplied by each entry of rows_ apart. In bf16, and of block-quantised weights, a row has
@@ -128,8 +117,7 @@ void LinearLayers::operator()(const std::vector<float>& x, std::initializer_list
   for (std::size_t i = 0; i < rows_.size();) {
     Rows neighbours{.first = rows_[i].first, .bf16 = rows_[i].bf16};
     for (; i < rows_.size() && rows_[i].bf16 == neighbours.bf16; ++i) neighbours.count += rows_[i].count;
-    if (neighbours.bf16) multiply_bf16(x, neighbours, projections);
-    multiply_blocks(x, neighbours, projections);
+    multiply_neighbours(x, neighbours, projections);
   }
   const std::int64_t n = rows_.empty() ? 0 : rows_.back().first + rows_.back().count;
   for (const Projection& p : projections)

@@ -75,11 +75,14 @@ class LinearLayers {
   const float* put_in_order(const std::vector<float>& x, std::span<const std::int64_t> order,
                             std::int64_t cols);
   bool takes_bf16(const Weight& w) const { return w.type == WeightType::bf16 || has_tiles(w); }
+  bool in_bf16(const Rows& rows, const Projection& p) const {
+    return rows.bf16 && !p.exact && takes_bf16(*p.w);
+  }
   Bf16Product bf16_product(const Weight& w, const Matrix<float>& y, std::int64_t first = 0);
   void multiply_plain(const std::vector<float>& x, const Projection& p);
-  void multiply_blocks(const std::vector<float>& x, const Rows& rows,
-                       std::span<const Projection> projections);
-  void multiply_bf16(const std::vector<float>& x, const Rows& rows, std::span<const Projection> projections);
+  /// What multiply_plain leaves of rows side by side that are alike.
+  void multiply_neighbours(const std::vector<float>& x, const Rows& rows,
+                           std::span<const Projection> projections);
 
   ThreadPool& pool_;
   RoundedRows rounded_;          // the input of block-quantised products

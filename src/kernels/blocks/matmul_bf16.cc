@@ -29,19 +29,22 @@ void grow(HugeVector<T>& to, std::int64_t size) {
 
 /// Rows of the input that lie in the packed one, from a strip of tiles on, in whole blocks.
 struct PackedRows {
-  std::int64_t first, rows, strip;
+  std::int64_t first, rows, strip = 0;
+  std::int64_t strips() const { return rounded_up(rows, kBf16BlockRows) / kBf16TileRows; }
 };
+std::pair<std::int64_t, std::int64_t> range_of(const PackedRows& r) {
+  return {r.first, r.rows};
+}
 
 /// Each range of rows that products want, once.
 std::vector<PackedRows> packed_rows(std::span<const Bf16Product> products) {
   std::vector<PackedRows> packed;
-  for (const Bf16Product& p : products) packed.push_back({p.first, p.y.rows, 0});
-  const auto key = [](const PackedRows& r) { return std::pair(r.first, r.rows); };
-  std::ranges::sort(packed, {}, key);
-  const auto same = std::ranges::unique(packed, {}, key);
+  for (const Bf16Product& p : products) packed.push_back({p.first, p.y.rows});
+  std::ranges::sort(packed, {}, range_of);
+  const auto same = std::ranges::unique(packed, {}, range_of);
   packed.erase(same.begin(), same.end());
   std::int64_t strip = 0;
-  for (PackedRows& r : packed) r.strip = strip, strip += rounded_up(r.rows, kBf16BlockRows) / kBf16TileRows;
+  for (PackedRows& r : packed) r.strip = strip, strip += r.strips();
   return packed;
 }
 
@@ -59,9 +62,7 @@ std::vector<Share> shares_of(std::span<const Bf16Product> products, std::span<co
       rounded_up(all / (threads * kSharesPerThread), kBf16BlockRows), kBf16BlockRows, kMostWeightRows);
   std::vector<Share> shares;
   for (const Bf16Product& p : products) {
-    const auto rows =
-        std::ranges::lower_bound(packed, std::pair(p.first, p.y.rows), {},
-                                 [](const PackedRows& r) { return std::pair(r.first, r.rows); });
+    const auto rows = std::ranges::lower_bound(packed, std::pair(p.first, p.y.rows), {}, range_of);
     for (std::int64_t row = 0; row < p.y.cols; row += most)
       shares.push_back({&p, row, std::min(most, p.y.cols - row), rows->strip});
   }
@@ -132,8 +133,7 @@ void pack_strip(Matrix<const float> x, std::int64_t row, int rows, std::span<con
 void pack_rows(Matrix<const float> x, std::span<const PackedRows> packed, std::span<const std::int64_t> order,
                HugeVector<std::uint16_t>& to, ThreadPool& pool) {
   const std::int64_t strip = rounded_up(x.cols, kBf16TileColumns) * kBf16TileRows;
-  const auto strips = [](const PackedRows& r) { return rounded_up(r.rows, kBf16BlockRows) / kBf16TileRows; };
-  const std::int64_t all = packed.back().strip + strips(packed.back());
+  const std::int64_t all = packed.back().strip + packed.back().strips();
   grow(to, all * strip);
   pool.for_each(all, [&](std::int64_t i, int) {
     const PackedRows& of = *std::prev(std::ranges::upper_bound(packed, i, {}, &PackedRows::strip));
