@@ -93,7 +93,8 @@ struct ThreadPool::State {
   std::condition_variable resumed;
   int urgent = 0, background = 0;  // that live; guarded by pause
   std::chrono::steady_clock::time_point urgent_since, background_until;
-  std::vector<std::jthread> workers;  // joined before the rest goes
+  std::chrono::steady_clock::duration usual_life{};  // of an Urgent, lately; guarded by pause
+  std::vector<std::jthread> workers;                 // joined before the rest goes
 
   ~State() {
     {
@@ -298,7 +299,10 @@ ThreadPool::Urgent::~Urgent() {
     const std::lock_guard lock(state_.pause);
     if (--state_.urgent == 0) {
       const auto now = std::chrono::steady_clock::now();
-      state_.background_until = now + (now - state_.urgent_since) * 7 / 4;
+      const auto life = now - state_.urgent_since;
+      auto& usual = state_.usual_life;
+      usual = usual.count() == 0 ? life : usual + (life - usual) / 8;
+      state_.background_until = now + 2 * std::min(life, usual);
       state_.paused.store(false);
     }
   }

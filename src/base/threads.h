@@ -48,8 +48,9 @@ class ThreadPool {
     State& state_;
     const void* before_;
   };
-  /// While one lives, the loops of Background threads stand still. They get the pool for 7/4 of its life before
-  /// the next Urgent begins, so that neither side waits for long.
+  /// While one lives, the loops of Background threads stand still. They get the pool for twice its life before the
+  /// next Urgent begins, so that neither side waits for long; for twice the usual life of one that lived longer, so that
+  /// a slow step does not delay the next one, too.
   class Urgent {
    public:
     explicit Urgent(const ThreadPool& pool);

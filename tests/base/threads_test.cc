@@ -97,6 +97,24 @@ TEST_P(Threads, UrgentLoopsAreAlone) {
   EXPECT_EQ(done, 300);
 }
 
+/// A slow step is followed by the next one after twice what steps usually take, not after twice what it took itself.
+TEST_P(Threads, ASlowUrgentDoesNotDelayTheNextOne) {
+  using std::chrono::milliseconds;
+  ThreadPool pool(GetParam());
+  const ThreadPool::Background scope(pool);
+  for (int step = 0; step < 20; ++step) {
+    const ThreadPool::Urgent urgent(pool);
+    std::this_thread::sleep_for(milliseconds(2));
+  }
+  {
+    const ThreadPool::Urgent slow(pool);
+    std::this_thread::sleep_for(milliseconds(200));
+  }
+  const auto ended = std::chrono::steady_clock::now();
+  const ThreadPool::Urgent next(pool);
+  EXPECT_LT(std::chrono::steady_clock::now() - ended, milliseconds(200));
+}
+
 TEST_P(Threads, WorkersThatSleptWakeUp) {
   ThreadPool pool(GetParam());
   for (int round = 0; round < 5; ++round) {
