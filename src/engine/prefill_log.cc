@@ -11,6 +11,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -28,13 +29,21 @@ namespace {
 constexpr std::string_view kMagic = "LODEPART";
 constexpr std::int64_t kHeader = 64;  // bytes: magic, identity in hex, time, zeros
 constexpr std::size_t kIdentity = 32, kTimeAt = kMagic.size() + kIdentity;
-// `squeezed` calibrates on at most 512 queries of the prefill: it must hear as many, and more, of the text's end.
+// A method that has heard nothing of what the log holds hears so much of the text's end: `squeezed` calibrates on at most
+// 512 queries.
 constexpr std::int64_t kHeard = 2048;
 constexpr auto kFirstSave = std::chrono::seconds(1);
+constexpr std::int32_t kSequence = 0;  // a context's
 
 struct BlockHeader {
   std::int64_t begin = 0, tokens = 0, bytes = 0;  // of what follows
   std::array<char, 32> checksum = {};             // XXH3-128 of what follows, in hex
+};
+
+/// Of the queries that a listener keeps of a block.
+struct KeptHeader {
+  std::array<char, 32> key = {};  // of the listener
+  std::int64_t stride = 1, positions = 0, floats = 0;
 };
 
 std::array<KvStore::Part, 4> all_parts() {
@@ -93,6 +102,34 @@ bool read_all(int fd, std::span<std::byte> bytes, std::int64_t offset) {
   return true;
 }
 
+/// The queries that listeners keep of a block, from `at` to `end`; false where they are not whole.
+bool read_kept(int fd, std::int64_t at, std::int64_t end, Hasher& hasher,
+               std::map<std::string, KeptQueries>& kept) {
+  const auto take = [&](std::span<std::byte> bytes) {
+    if (std::ssize(bytes) > end - at || !read_all(fd, bytes, at)) return false;
+    hasher.add(bytes);
+    at += std::ssize(bytes);
+    return true;
+  };
+  while (at < end) {
+    KeptHeader header;
+    if (!take(std::as_writable_bytes(std::span(&header, 1)))) return false;
+    const std::int64_t left = end - at;
+    if (header.stride < 1 || header.positions < 0 || header.floats < 0 ||
+        header.positions > left / std::int64_t{sizeof(Position)} ||
+        header.floats > left / std::int64_t{sizeof(float)})
+      return false;
+    KeptQueries& own = kept[{header.key.begin(), header.key.end()}];
+    own.stride = header.stride;
+    own.positions.resize(static_cast<std::size_t>(header.positions));
+    own.q.resize(static_cast<std::size_t>(header.floats));
+    if (!take(std::as_writable_bytes(std::span(own.positions))) ||
+        !take(std::as_writable_bytes(std::span(own.q))))
+      return false;
+  }
+  return true;
+}
+
 int open_to_read(const std::filesystem::path& path) {
   return ::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
 }
@@ -143,10 +180,13 @@ PrefillLog::PrefillLog(const std::filesystem::path& path, const Context& context
       tokens_(context.tokens()),
       next_(std::chrono::steady_clock::now() + kFirstSave) {
   for (const AttachedMethod& method : context.impl().methods) {
-    const bool listens = std::any_of(method.selectors.begin(), method.selectors.end(),
-                                     [](const Selector* s) { return s != nullptr && s->wants_writes(); });
-    listens_ = listens_ || listens;
-    usable_ = usable_ && (!listens || method.spec.name == "squeezed");
+    for (std::size_t layer = 0; layer < method.selectors.size(); ++layer) {
+      Selector* const selector = method.selectors[layer];
+      if (selector == nullptr || !selector->wants_writes()) continue;
+      auto* const listener = dynamic_cast<HearsQueries*>(selector);
+      usable_ = usable_ && listener != nullptr && listener->kept_queries(kSequence, 0, 0).has_value();
+      listeners_.push_back({hash_hex(fmt::format("{} {}", method.spec.name, layer)), listener});
+    }
   }
 }
 
@@ -175,7 +215,7 @@ bool PrefillLog::restore_block(Context::Impl& c, std::span<const TokenId> tokens
   BlockHeader block;
   if (!read_all(fd_, std::as_writable_bytes(std::span(&block, 1)), end_)) return false;
   if (block.begin != tokens_ || block.tokens <= 0 || block.tokens > std::ssize(tokens) - tokens_ ||
-      block.bytes != block_bytes(c, block.tokens))
+      block.bytes < block_bytes(c, block.tokens))
     return false;
   std::vector<TokenId> ids(static_cast<std::size_t>(block.tokens));
   const auto id_bytes = std::as_writable_bytes(std::span(ids));
@@ -198,12 +238,20 @@ bool PrefillLog::restore_block(Context::Impl& c, std::span<const TokenId> tokens
   whole = whole && read_all(fd_, state_bytes, at);
   hasher.add(state_bytes);
   at += std::ssize(state_bytes);
+  std::map<std::string, KeptQueries> kept;
+  const std::int64_t end = end_ + std::int64_t{sizeof block} + block.bytes;
+  whole = whole && read_kept(fd_, at, end, hasher, kept);
   if (!whole || hasher.hex() != std::string_view(block.checksum.data(), block.checksum.size())) return false;
   if (!states.empty()) c.kv.recurrent().restore(tokens_ + block.tokens, states);
   c.kv.commit(block.tokens);
   c.ids.insert(c.ids.end(), ids.begin(), ids.end());
+  for (Listener& listener : listeners_) {
+    const auto own = kept.find(listener.key);
+    listener.knows_all =
+        listener.knows_all && own != kept.end() && listener.selector->take_back(kSequence, own->second);
+  }
   tokens_ += block.tokens;
-  end_ = at;
+  end_ = end;
   return true;
 }
 
@@ -241,8 +289,9 @@ std::int64_t PrefillLog::restore(Context& context, std::span<const TokenId> toke
   another_ = end_ <= kHeader && has_whole_block();
   if (!known) return 0;
   c.kv.roll_back(tokens_);  // rows of a block that was not whole
+  const bool all_know = std::ranges::all_of(listeners_, &Listener::knows_all);
   const std::int64_t heard =
-      listens_ ? (std::ssize(tokens) - kHeard) / c.options.chunk * c.options.chunk : tokens_;
+      all_know ? tokens_ : (std::ssize(tokens) - kHeard) / c.options.chunk * c.options.chunk;
   const std::int64_t kept = std::max(before, std::min(tokens_, heard));
   if (kept < tokens_) context.roll_back(kept);
   return kept - before;
@@ -252,8 +301,9 @@ std::int64_t PrefillLog::room(const Context& context, std::int64_t tokens) const
   if (!usable_ || tokens <= tokens_) return 0;
   struct stat info = {};
   const std::int64_t there = fd_ >= 0 && ::fstat(fd_, &info) == 0 ? std::int64_t{info.st_size} : 0;
-  const std::int64_t block =
-      std::int64_t{sizeof(BlockHeader)} + block_bytes(context.impl(), tokens - tokens_);
+  std::int64_t block = std::int64_t{sizeof(BlockHeader)} + block_bytes(context.impl(), tokens - tokens_);
+  for (const Listener& listener : listeners_)
+    block += std::int64_t{sizeof(KeptHeader)} + listener.selector->kept_query_bytes(tokens - tokens_);
   return std::max<std::int64_t>(0, std::max(end_, kHeader) + block - there);
 }
 
@@ -269,7 +319,7 @@ void PrefillLog::save(const Context& context) {
     end_ = kHeader;
   }
   const std::int64_t count = c.tokens() - tokens_;
-  BlockHeader block = {.begin = tokens_, .tokens = count, .bytes = block_bytes(c, count)};
+  BlockHeader block = {.begin = tokens_, .tokens = count};
   std::int64_t at = end_ + std::int64_t{sizeof block};
   Hasher hasher;
   const auto put = [&](std::span<const std::byte> bytes) {
@@ -282,6 +332,19 @@ void PrefillLog::save(const Context& context) {
     put(c.kv.rows(layer, head, part).last(static_cast<std::size_t>(count * row)));
   });
   if (!c.kv.recurrent().empty()) put(std::as_bytes(c.kv.recurrent().at(c.tokens())));
+  for (const Listener& listener : listeners_) {
+    const KeptQueries kept =
+        listener.selector
+            ->kept_queries(kSequence, static_cast<Position>(tokens_), static_cast<Position>(c.tokens()))
+            .value();
+    KeptHeader header = {
+        .stride = kept.stride, .positions = std::ssize(kept.positions), .floats = std::ssize(kept.q)};
+    std::ranges::copy(listener.key, header.key.begin());
+    put(std::as_bytes(std::span(&header, 1)));
+    put(std::as_bytes(std::span(kept.positions)));
+    put(std::as_bytes(std::span(kept.q)));
+  }
+  block.bytes = at - end_ - std::int64_t{sizeof block};
   const std::string checksum = hasher.hex();
   std::copy(checksum.begin(), checksum.end(), block.checksum.begin());
   write_all(fd_, std::as_bytes(std::span(&block, 1)), end_, path_);

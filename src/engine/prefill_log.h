@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keys and values of a reading that is under way, on disk, so that it can go on after it was ended.
 //
-//   [header: magic, what the keys depend on, time][block: header, ids, rows of every layer, head and part]...
+//   [header: magic, what the keys depend on, time]
+//   [block: header, ids, rows of every layer, head and part, states, queries that methods keep of it]...
 //
 // A block is written behind the last one and counts once it is whole: after a crash what follows the last
 // whole block is cut off. Memory: none beyond the keys' own.
@@ -12,8 +13,11 @@
 #include <filesystem>
 #include <optional>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "lodestone/engine.h"
+#include "select/device_keys.h"
 
 namespace lode {
 
@@ -35,7 +39,8 @@ class PrefillLog {
 
   /// False: a method that is attached learns from all of the prefill, so that nothing can be kept.
   bool usable() const { return usable_; }
-  /// Where a method learns from a sample of the prefill (`squeezed`), the text's last tokens are left to be read.
+  /// Where a method learns from queries of the prefill that the log does not hold, since it was not attached then, the
+  /// text's last tokens are left to be read.
   /// Puts what the log holds of `tokens` behind those that the context has since it was made known to it; how
   /// many tokens that is.
   std::int64_t restore(Context& context, std::span<const TokenId> tokens);
@@ -54,12 +59,19 @@ class PrefillLog {
  private:
   void open();  ///< InputError where another process has it
   bool restore_block(Context::Impl& c, std::span<const TokenId> tokens);
+  /// A selector that keeps queries of the prefill.
+  struct Listener {
+    std::string key;  // method and layer, as 32 digits
+    HearsQueries* selector = nullptr;
+    bool knows_all = true;  ///< of what was restored
+  };
   bool has_whole_block() const;
 
   std::filesystem::path path_;
   std::string identity_;
   std::time_t now_;
-  bool usable_ = true, listens_ = false, another_ = false;
+  bool usable_ = true, another_ = false;
+  std::vector<Listener> listeners_;
   int fd_ = -1;
   std::int64_t tokens_ = 0, end_ = 0;  // end_: bytes of whole blocks
   std::chrono::steady_clock::time_point next_;

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -198,6 +199,13 @@ void for_runs(std::span<const Position> positions, const Body& body) {
   }
 }
 
+/// Queries of a context that a selector keeps of what it heard, as a reading that was ended wants them to go on.
+struct KeptQueries {
+  std::int64_t stride = 1;          ///< those of positions that it divides are kept, also of what came before
+  std::vector<Position> positions;  ///< rising
+  std::vector<float> q;             // [positions, Hq, d]
+};
+
 /// A selector whose on_write needs nothing but some of a chunk's queries: a GPU that writes the chunk hands over
 /// these alone.
 class HearsQueries {
@@ -209,6 +217,17 @@ class HearsQueries {
   virtual std::vector<Position> wanted_queries(std::int32_t sequence, Position begin,
                                                std::int64_t tokens) const = 0;
   virtual void on_queries(const SampledQueries& queries) = 0;
+
+  /// What is kept of tokens [begin, end), so that a reading can be ended there; none: it must be heard from its start. Of a
+  /// chunk that was not read to its end more may have been heard.
+  virtual std::optional<KeptQueries> kept_queries(std::int32_t /*sequence*/, Position /*begin*/,
+                                                  Position /*end*/) const {
+    return std::nullopt;
+  }
+  /// Bytes of it for so many tokens, at most.
+  virtual std::int64_t kept_query_bytes(std::int64_t /*tokens*/) const { return 0; }
+  /// Takes back what was kept, behind what has been taken back before; false where it does not fit.
+  virtual bool take_back(std::int32_t /*sequence*/, const KeptQueries& /*kept*/) { return false; }
 };
 
 }  // namespace lode

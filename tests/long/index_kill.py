@@ -8,6 +8,7 @@ After every kill the file must be absent or whole (`verify`); the file of a read
 reading that was not. Prints a line a kill and ends with exit code 1 at the first difference.
 """
 import argparse
+import hashlib
 import pathlib
 import random
 import subprocess
@@ -32,6 +33,12 @@ def read_once(command: list[str], kill_after: float | None) -> bool:
     return True
 
 
+def digest(path: pathlib.Path) -> str:
+    """The file itself may be larger than memory, and a second one than the disk."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
@@ -51,6 +58,8 @@ def main() -> None:
         read_once(command + ["-o", str(whole)], None)
         usual = time.monotonic() - start
         print(f"one reading: {usual:.1f} s, {whole.stat().st_size} bytes", flush=True)
+        expected = digest(whole)
+        whole.unlink()
         kills = readings = 0
         while kills < flags.kills:
             killed.unlink(missing_ok=True)
@@ -70,9 +79,9 @@ def main() -> None:
                 if killed.exists():  # killed behind the last step: the same command would refuse to replace it
                     break
             readings += 1
-            if killed.read_bytes() != whole.read_bytes():
+            if digest(killed) != expected:
                 sys.exit(f"reading {readings}, after {attempts} attempts: the file differs from that of one reading")
-            left = [path.name for path in pathlib.Path(folder).iterdir() if path not in (whole, killed)]
+            left = [path.name for path in pathlib.Path(folder).iterdir() if path != killed]
             if left:
                 sys.exit(f"reading {readings}: left behind: {', '.join(left)}")
             print(f"reading {readings}: the same file after {attempts} attempts, {spent / usual:.2f} times one reading", flush=True)

@@ -78,6 +78,55 @@ TEST(QuerySample, DependsOnPositionsAlone) {
   EXPECT_EQ(cut.tokens(), 0);
 }
 
+TEST(QuerySample, IsTakenBackInPieces) {
+  World world({.kv_heads = 1, .group = 2, .d = 16});
+  world.write(3000);
+  const QueryBlock block = world.block(0, 3000);
+  QuerySample here, elsewhere;
+  for (const auto& [begin, end] :
+       {std::pair<Position, Position>{0, 100}, {100, 900}, {900, 2999}, {2999, 3000}}) {
+    here.take(write_of(block, begin, end - begin, 32));
+    ASSERT_TRUE(elsewhere.take_back(here.kept(begin, end)));
+    ASSERT_EQ(elsewhere.tokens(), here.tokens());
+    for (std::int64_t i = 0; i < here.tokens(); ++i)
+      ASSERT_TRUE(std::equal(here.token(i).begin(), here.token(i).end(), elsewhere.token(i).begin()));
+    EXPECT_EQ(elsewhere.wanted(end, 1000), here.wanted(end, 1000));
+  }
+  // Of a chunk that was ended in its midst only some layers have heard, and thinned what was kept before it.
+  QuerySample ended;
+  ended.take(write_of(block, 0, 600, 32));
+  ended.take(write_of(block, 600, 900, 32));
+  QuerySample on;
+  ASSERT_TRUE(on.take_back(ended.kept(0, 600)));
+  on.take(write_of(block, 600, 2400, 32));
+  ASSERT_EQ(on.tokens(), here.tokens());
+  for (std::int64_t i = 0; i < here.tokens(); ++i)
+    ASSERT_TRUE(std::equal(here.token(i).begin(), here.token(i).end(), on.token(i).begin()));
+}
+
+TEST(QuerySample, RefusesWhatDoesNotFit) {
+  World world({.kv_heads = 1, .group = 2, .d = 16});
+  world.write(2000);
+  const QuerySample whole = sample_of(world.block(0, 2000), 2000, 32);
+  const KeptQueries fits = whole.kept(0, 2000);
+  const auto refuses = [&](const auto& change, const QuerySample& by = {}) {
+    KeptQueries kept = fits;
+    change(kept);
+    QuerySample sample = by;
+    EXPECT_FALSE(sample.take_back(kept));
+    EXPECT_EQ(sample.tokens(), by.tokens());
+  };
+  refuses([](KeptQueries& kept) { kept.q.pop_back(); });
+  refuses([](KeptQueries& kept) { kept.positions.pop_back(); });
+  refuses([](KeptQueries& kept) { ++kept.positions[3]; });
+  refuses([](KeptQueries& kept) { kept.positions[0] = -4; });
+  refuses([](KeptQueries& kept) { std::swap(kept.positions[3], kept.positions[4]); });
+  refuses([](KeptQueries& kept) { kept.stride = 3; });
+  refuses([](KeptQueries&) {}, whole);  // it is known already
+  QuerySample sample;
+  EXPECT_TRUE(sample.take_back(fits));
+}
+
 // Who asks what is wanted has not cut the sample of a text that is now read from an earlier token on.
 TEST(QuerySample, WantsOfATextThatIsReadAnewWhatItThenTakes) {
   World world({.kv_heads = 1, .group = 2, .d = 16});

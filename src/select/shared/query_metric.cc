@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <numeric>
 
 #include "base/threads.h"
@@ -113,8 +114,11 @@ void QuerySample::add(Position position, std::span<const float> q) {
     q_.reserve(std::min(2 * q_.size(), static_cast<std::size_t>(kMost * width_)) +
                static_cast<std::size_t>(width_));
   q_.insert(q_.end(), q.begin(), q.end());
-  if (tokens() <= kMost) return;
-  stride_ *= 2;
+  if (tokens() > kMost) thin_to(2 * stride_);
+}
+
+void QuerySample::thin_to(std::int64_t stride) {
+  stride_ = stride;
   std::int64_t kept = 0;
   for (std::int64_t i = 0; i < tokens(); ++i) {
     if (positions_[static_cast<std::size_t>(i)] % stride_ != 0) continue;
@@ -133,6 +137,31 @@ void QuerySample::roll_back(std::int64_t tokens) {
   if (positions_.empty()) stride_ = 1;
   // As fine as what is left allows: what comes next is sampled as it would be behind a text of that length.
   while (stride_ > 1 && (tokens - begin() + stride_ / 2 - 1) / (stride_ / 2) <= kMost) stride_ /= 2;
+}
+
+KeptQueries QuerySample::kept(Position begin, Position end) const {
+  const auto first = std::ranges::lower_bound(positions_, begin),
+             last = std::ranges::lower_bound(positions_, end);
+  const auto row = [&](auto at) {
+    return q_.begin() + static_cast<std::ptrdiff_t>(width_) * (at - positions_.begin());
+  };
+  return {.stride = stride_, .positions = {first, last}, .q = {row(first), row(last)}};
+}
+
+bool QuerySample::take_back(const KeptQueries& kept) {
+  const std::vector<Position>& more = kept.positions;
+  const std::int64_t width = more.empty() ? width_ : std::ssize(kept.q) / std::ssize(more);
+  const auto is_off = [&](Position p) { return p < 0 || p % kept.stride != 0; };
+  if (kept.stride < stride_ || kept.stride % stride_ != 0 || std::ranges::any_of(more, is_off) ||
+      std::ranges::adjacent_find(more, std::ranges::greater_equal()) != more.end() ||
+      (!more.empty() && !positions_.empty() && (more.front() <= positions_.back() || width != width_)) ||
+      std::ssize(kept.q) != std::ssize(more) * width)
+    return false;
+  width_ = width;
+  thin_to(kept.stride);
+  positions_.insert(positions_.end(), more.begin(), more.end());
+  q_.insert(q_.end(), kept.q.begin(), kept.q.end());
+  return true;
 }
 
 std::int64_t QuerySample::bytes_for(const LayerGeometry& geometry, std::int64_t tokens) {

@@ -23,6 +23,10 @@ class QuerySample {
   /// The same from the queries of the chunk's wanted tokens alone.
   void take_wanted(const SampledQueries& chunk);
   void roll_back(std::int64_t tokens);
+  /// What is kept of tokens [begin, end).
+  KeptQueries kept(Position begin, Position end) const;
+  /// Takes that behind what is kept here, which becomes as coarse; false, and nothing changes, where it does not fit.
+  bool take_back(const KeptQueries& kept);
 
   std::int64_t tokens() const { return std::ssize(positions_); }
   /// The tokens of the next chunk that may be kept, rising.
@@ -37,6 +41,7 @@ class QuerySample {
 
  private:
   void add(Position position, std::span<const float> q);
+  void thin_to(std::int64_t stride);
 
   std::int64_t stride_ = 1, width_ = 0;  // width: Hq * d
   std::vector<Position> positions_;      // rising
