@@ -43,7 +43,7 @@ struct BlockHeader {
 /// Of the queries that a listener keeps of a block.
 struct KeptHeader {
   std::array<char, 32> key = {};  // of the listener
-  std::int64_t stride = 1, positions = 0, floats = 0;
+  std::int64_t stride = 1, positions = 0, bytes = 0;
 };
 
 std::array<KvStore::Part, 4> all_parts() {
@@ -104,7 +104,7 @@ bool read_all(int fd, std::span<std::byte> bytes, std::int64_t offset) {
 
 /// The queries that listeners keep of a block, from `at` to `end`; false where they are not whole.
 bool read_kept(int fd, std::int64_t at, std::int64_t end, Hasher& hasher,
-               std::map<std::string, KeptQueries>& kept) {
+               std::map<std::string, std::vector<KeptQueries>>& kept) {
   const auto take = [&](std::span<std::byte> bytes) {
     if (std::ssize(bytes) > end - at || !read_all(fd, bytes, at)) return false;
     hasher.add(bytes);
@@ -115,17 +115,14 @@ bool read_kept(int fd, std::int64_t at, std::int64_t end, Hasher& hasher,
     KeptHeader header;
     if (!take(std::as_writable_bytes(std::span(&header, 1)))) return false;
     const std::int64_t left = end - at;
-    if (header.stride < 1 || header.positions < 0 || header.floats < 0 ||
-        header.positions > left / std::int64_t{sizeof(Position)} ||
-        header.floats > left / std::int64_t{sizeof(float)})
+    if (header.stride < 1 || header.positions < 0 || header.bytes < 0 ||
+        header.positions > left / std::int64_t{sizeof(Position)} || header.bytes > left)
       return false;
-    KeptQueries& own = kept[{header.key.begin(), header.key.end()}];
+    KeptQueries& own = kept[{header.key.begin(), header.key.end()}].emplace_back();
     own.stride = header.stride;
     own.positions.resize(static_cast<std::size_t>(header.positions));
-    own.q.resize(static_cast<std::size_t>(header.floats));
-    if (!take(std::as_writable_bytes(std::span(own.positions))) ||
-        !take(std::as_writable_bytes(std::span(own.q))))
-      return false;
+    own.rows.resize(static_cast<std::size_t>(header.bytes));
+    if (!take(std::as_writable_bytes(std::span(own.positions))) || !take(own.rows)) return false;
   }
   return true;
 }
@@ -184,8 +181,8 @@ PrefillLog::PrefillLog(const std::filesystem::path& path, const Context& context
       Selector* const selector = method.selectors[layer];
       if (selector == nullptr || !selector->wants_writes()) continue;
       auto* const listener = dynamic_cast<HearsQueries*>(selector);
-      usable_ = usable_ && listener != nullptr && listener->kept_queries(kSequence, 0, 0).has_value();
-      listeners_.push_back({hash_hex(fmt::format("{} {}", method.spec.name, layer)), listener});
+      usable_ = usable_ && listener != nullptr && !listener->kept_queries(kSequence, 0, 0).empty();
+      listeners_.push_back({hash_hex(fmt::format("{} {}", method.spec.str(), layer)), listener});
     }
   }
 }
@@ -238,7 +235,7 @@ bool PrefillLog::restore_block(Context::Impl& c, std::span<const TokenId> tokens
   whole = whole && read_all(fd_, state_bytes, at);
   hasher.add(state_bytes);
   at += std::ssize(state_bytes);
-  std::map<std::string, KeptQueries> kept;
+  std::map<std::string, std::vector<KeptQueries>> kept;
   const std::int64_t end = end_ + std::int64_t{sizeof block} + block.bytes;
   whole = whole && read_kept(fd_, at, end, hasher, kept);
   if (!whole || hasher.hex() != std::string_view(block.checksum.data(), block.checksum.size())) return false;
@@ -289,11 +286,14 @@ std::int64_t PrefillLog::restore(Context& context, std::span<const TokenId> toke
   another_ = end_ <= kHeader && has_whole_block();
   if (!known) return 0;
   c.kv.roll_back(tokens_);  // rows of a block that was not whole
-  const bool all_know = std::ranges::all_of(listeners_, &Listener::knows_all);
-  const std::int64_t heard =
-      all_know ? tokens_ : (std::ssize(tokens) - kHeard) / c.options.chunk * c.options.chunk;
-  const std::int64_t kept = std::max(before, std::min(tokens_, heard));
-  if (kept < tokens_) context.roll_back(kept);
+  std::int64_t kept = tokens_;
+  for (const Listener& listener : listeners_) {
+    if (listener.knows_all) continue;
+    const std::int64_t end = (std::ssize(tokens) - kHeard) / c.options.chunk * c.options.chunk;
+    kept = std::min(kept, listener.selector->learns_from_the_end() ? std::max(before, end) : before);
+  }
+  if (kept == before) tokens_ = before, end_ = 0;  // is begun anew
+  if (kept < c.tokens()) context.roll_back(kept);
   return kept - before;
 }
 
@@ -303,7 +303,8 @@ std::int64_t PrefillLog::room(const Context& context, std::int64_t tokens) const
   const std::int64_t there = fd_ >= 0 && ::fstat(fd_, &info) == 0 ? std::int64_t{info.st_size} : 0;
   std::int64_t block = std::int64_t{sizeof(BlockHeader)} + block_bytes(context.impl(), tokens - tokens_);
   for (const Listener& listener : listeners_)
-    block += std::int64_t{sizeof(KeptHeader)} + listener.selector->kept_query_bytes(tokens - tokens_);
+    block += std::ssize(listener.selector->kept_queries(kSequence, 0, 0)) * std::int64_t{sizeof(KeptHeader)} +
+             listener.selector->kept_query_bytes(tokens - tokens_);
   return std::max<std::int64_t>(0, std::max(end_, kHeader) + block - there);
 }
 
@@ -333,16 +334,15 @@ void PrefillLog::save(const Context& context) {
   });
   if (!c.kv.recurrent().empty()) put(std::as_bytes(c.kv.recurrent().at(c.tokens())));
   for (const Listener& listener : listeners_) {
-    const KeptQueries kept =
-        listener.selector
-            ->kept_queries(kSequence, static_cast<Position>(tokens_), static_cast<Position>(c.tokens()))
-            .value();
-    KeptHeader header = {
-        .stride = kept.stride, .positions = std::ssize(kept.positions), .floats = std::ssize(kept.q)};
-    std::ranges::copy(listener.key, header.key.begin());
-    put(std::as_bytes(std::span(&header, 1)));
-    put(std::as_bytes(std::span(kept.positions)));
-    put(std::as_bytes(std::span(kept.q)));
+    for (const KeptQueries& kept : listener.selector->kept_queries(kSequence, static_cast<Position>(tokens_),
+                                                                   static_cast<Position>(c.tokens()))) {
+      KeptHeader header = {
+          .stride = kept.stride, .positions = std::ssize(kept.positions), .bytes = std::ssize(kept.rows)};
+      std::ranges::copy(listener.key, header.key.begin());
+      put(std::as_bytes(std::span(&header, 1)));
+      put(std::as_bytes(std::span(kept.positions)));
+      put(kept.rows);
+    }
   }
   block.bytes = at - end_ - std::int64_t{sizeof block};
   const std::string checksum = hasher.hex();

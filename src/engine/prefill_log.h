@@ -37,10 +37,10 @@ class PrefillLog {
   PrefillLog(const PrefillLog&) = delete;
   PrefillLog& operator=(const PrefillLog&) = delete;
 
-  /// False: a method that is attached learns from all of the prefill, so that nothing can be kept.
+  /// False: a method that is attached keeps what it hears to itself, so that nothing can be gone on from.
   bool usable() const { return usable_; }
-  /// Where a method learns from queries of the prefill that the log does not hold, since it was not attached then, the
-  /// text's last tokens are left to be read.
+  /// Where a method learns from queries that the log does not hold, since it was not attached then, the text's last tokens
+  /// are left to be read, or all (HearsQueries::learns_from_the_end).
   /// Puts what the log holds of `tokens` behind those that the context has since it was made known to it; how
   /// many tokens that is.
   std::int64_t restore(Context& context, std::span<const TokenId> tokens);

@@ -6,7 +6,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -201,9 +200,9 @@ void for_runs(std::span<const Position> positions, const Body& body) {
 
 /// Queries of a context that a selector keeps of what it heard, as a reading that was ended wants them to go on.
 struct KeptQueries {
-  std::int64_t stride = 1;          ///< those of positions that it divides are kept, also of what came before
+  std::int64_t stride = 1;          ///< how coarse they are; what came before becomes as coarse
   std::vector<Position> positions;  ///< rising
-  std::vector<float> q;             // [positions, Hq, d]
+  std::vector<std::byte> rows;      // [positions] rows of bytes, as the selector has them
 };
 
 /// A selector whose on_write needs nothing but some of a chunk's queries: a GPU that writes the chunk hands over
@@ -218,16 +217,18 @@ class HearsQueries {
                                                std::int64_t tokens) const = 0;
   virtual void on_queries(const SampledQueries& queries) = 0;
 
-  /// What is kept of tokens [begin, end), so that a reading can be ended there; none: it must be heard from its start. Of a
-  /// chunk that was not read to its end more may have been heard.
-  virtual std::optional<KeptQueries> kept_queries(std::int32_t /*sequence*/, Position /*begin*/,
-                                                  Position /*end*/) const {
-    return std::nullopt;
+  /// What is kept of tokens [begin, end), so that a reading can be ended there; nothing: it must be heard from its start.
+  /// Of a chunk that was not read to its end more may have been heard.
+  virtual std::vector<KeptQueries> kept_queries(std::int32_t /*sequence*/, Position /*begin*/,
+                                                Position /*end*/) const {
+    return {};
   }
   /// Bytes of it for so many tokens, at most.
   virtual std::int64_t kept_query_bytes(std::int64_t /*tokens*/) const { return 0; }
   /// Takes back what was kept, behind what has been taken back before; false where it does not fit.
-  virtual bool take_back(std::int32_t /*sequence*/, const KeptQueries& /*kept*/) { return false; }
+  virtual bool take_back(std::int32_t /*sequence*/, std::span<const KeptQueries> /*kept*/) { return false; }
+  /// Whether queries of the text's end are enough, where nobody has those of its start.
+  virtual bool learns_from_the_end() const { return false; }
 };
 
 }  // namespace lode

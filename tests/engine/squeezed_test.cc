@@ -6,8 +6,6 @@
 
 #include <filesystem>
 
-#include "base/file.h"
-#include "engine/prefill_log.h"
 #include "lodestone/engine.h"
 #include "support/lisbon.h"
 #include "support/source_dir.h"
@@ -54,48 +52,6 @@ TEST_F(SqueezedOnPocket, AnswersAfterLoadingAsBeforeWhateverTheChunk) {
     EXPECT_EQ(after.work.far_keys, before.work.far_keys) << text;
   }
   std::filesystem::remove(path);
-}
-
-/// Wherever it was ended: the queries that thresholds are found on are kept beside the keys.
-TEST_F(SqueezedOnPocket, AReadingThatWasEndedGoesOnToTheSameFile) {
-  const std::string text = test::lisbon_text(0, 160), id = std::to_string(getpid());
-  const auto folder = std::filesystem::temp_directory_path();
-  const auto whole = folder / ("whole-" + id + ".lode"), ended = folder / ("ended-" + id + ".lode");
-  const std::vector<TokenId> tokens = model_->tokenizer().encode(text, Tokenizer::Bos::as_template);
-  ASSERT_GT(std::ssize(tokens), 3000);  // so that several chunks thin the sample
-  const auto context_with = [&](const std::string& spec) {
-    auto context = std::make_unique<Context>(model_, ContextOptions{.max_tokens = 4096, .chunk = 128});
-    context->attach(parse_spec(spec));
-    return context;
-  };
-  /// Reads up to `end` tokens and is gone; or all, and saves.
-  const auto read_on = [&](const std::string& spec, std::int64_t end) {
-    const auto context = context_with(spec);
-    PrefillLog log(PrefillLog::beside(ended), *context);
-    const std::int64_t begin = log.restore(*context, tokens);
-    context->prefill(
-        std::span(tokens).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin)));
-    log.save(*context);
-    if (end < std::ssize(tokens)) return begin;
-    context->build_indexes();
-    context->save(ended, text);
-    log.remove();
-    return begin;
-  };
-  const std::string spec = "squeezed:sparsity=0.8";
-  const auto undisturbed = context_with(spec);
-  undisturbed->prefill(tokens);
-  undisturbed->build_indexes();
-  undisturbed->save(whole, text);
-  EXPECT_EQ(read_on(spec, 256), 0);
-  EXPECT_EQ(read_on(spec, 2176), 256);
-  EXPECT_EQ(read_on(spec, 2944), 2176);
-  EXPECT_EQ(read_on(spec, std::ssize(tokens)), 2944);
-  EXPECT_EQ(read_file(ended), read_file(whole));
-  // Of a log that another method made nothing was heard: enough of the text is read again to hear it.
-  read_on("kmeans", 2944);
-  EXPECT_LE(read_on(spec, std::ssize(tokens)), std::ssize(tokens) - 2048);
-  for (const auto& path : {whole, ended}) std::filesystem::remove(path);
 }
 
 TEST_F(SqueezedOnPocket, AnswersFromWhatWasAppended) {

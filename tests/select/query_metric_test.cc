@@ -116,7 +116,7 @@ TEST(QuerySample, RefusesWhatDoesNotFit) {
     EXPECT_FALSE(sample.take_back(kept));
     EXPECT_EQ(sample.tokens(), by.tokens());
   };
-  refuses([](KeptQueries& kept) { kept.q.pop_back(); });
+  refuses([](KeptQueries& kept) { kept.rows.pop_back(); });
   refuses([](KeptQueries& kept) { kept.positions.pop_back(); });
   refuses([](KeptQueries& kept) { ++kept.positions[3]; });
   refuses([](KeptQueries& kept) { kept.positions[0] = -4; });

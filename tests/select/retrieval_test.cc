@@ -12,10 +12,12 @@
 #include <limits>
 #include <memory>
 
+#include "base/rng.h"
 #include "io/container.h"
 #include "lodestone/error.h"
 #include "select/retrieval/memory.h"
 #include "select/shared/captured_queries.h"
+#include "select/shared/observed_queries.h"
 #include "select/shared/shares_index.h"
 #include "support/forged_index.h"
 #include "support/selectors.h"
@@ -391,6 +393,80 @@ TEST(CapturedQueries, StayWithinBoundsAndDoNotDependOnChunks) {
   CapturedQueries few(2, 2, 100);
   few.take({.begin = 0, .tokens = 64, .q = bad});
   EXPECT_EQ(few.tokens(), 63);
+}
+
+/// Of tokens with four numbers each.
+std::vector<float> random_queries(std::size_t tokens) {
+  Rng rng(5);
+  std::vector<float> q(4 * tokens);
+  for (float& x : q) x = static_cast<float>(rng.normal());
+  return q;
+}
+KvWrite written(const std::vector<float>& q, Position begin, std::int64_t tokens) {
+  return {
+      .phase = Phase::context,
+      .begin = begin,
+      .tokens = tokens,
+      .q = std::span(q).subspan(static_cast<std::size_t>(begin) * 4, static_cast<std::size_t>(tokens) * 4)};
+}
+
+TEST(CapturedQueries, AreTakenBackInPieces) {
+  const std::vector<float> q = random_queries(3000);
+  CapturedQueries here(2, 2, 100), elsewhere(2, 2, 100);
+  for (const auto& [begin, end] :
+       {std::pair<Position, Position>{0, 60}, {60, 700}, {700, 2999}, {2999, 3000}}) {
+    here.take(written(q, begin, end - begin));
+    ASSERT_TRUE(elsewhere.take_back(here.kept(begin, end)));
+    EXPECT_TRUE(std::ranges::equal(elsewhere.positions(), here.positions())) << end;
+    EXPECT_EQ(elsewhere.of_heads(0, 2), here.of_heads(0, 2)) << end;
+    EXPECT_EQ(elsewhere.wanted_of(end, 1000), here.wanted_of(end, 1000)) << end;
+  }
+  // Of a chunk that was ended in its midst only some layers have heard, and thinned what was kept before it.
+  CapturedQueries ended(2, 2, 100), on(2, 2, 100);
+  ended.take(written(q, 0, 90));
+  ended.take(written(q, 90, 500));
+  ASSERT_TRUE(on.take_back(ended.kept(0, 90)));
+  on.take(written(q, 90, 2910));
+  EXPECT_TRUE(std::ranges::equal(on.positions(), here.positions()));
+  EXPECT_EQ(on.of_heads(0, 2), here.of_heads(0, 2));
+}
+
+TEST(CapturedQueries, RefuseWhatDoesNotFit) {
+  const std::vector<float> q = random_queries(900);
+  CapturedQueries whole(2, 2, 100);
+  whole.take(written(q, 0, 900));
+  const auto refuses = [&](const auto& change, CapturedQueries by = CapturedQueries(2, 2, 100)) {
+    KeptQueries kept = whole.kept(0, 900);
+    change(kept);
+    const std::int64_t before = by.tokens();
+    EXPECT_FALSE(by.take_back(kept));
+    EXPECT_EQ(by.tokens(), before);
+  };
+  refuses([](KeptQueries& kept) { kept.rows.pop_back(); });
+  refuses([](KeptQueries& kept) { kept.positions.pop_back(); });
+  refuses([](KeptQueries& kept) { kept.positions.front() = -1; });
+  refuses([](KeptQueries& kept) { std::swap(kept.positions[3], kept.positions[4]); });
+  refuses([](KeptQueries& kept) { kept.stride = 3; });
+  refuses([](KeptQueries& kept) { kept.stride = 1 << 20; });
+  refuses([](KeptQueries&) {}, whole);  // they are known already
+}
+
+TEST(ObservedQueries, AreTakenBackInPieces) {
+  const std::vector<float> q = random_queries(900);
+  ObservedQueries here(64), elsewhere(64);
+  for (const auto& [begin, end] : {std::pair<Position, Position>{0, 40}, {40, 70}, {70, 890}, {890, 900}}) {
+    here.take(written(q, begin, end - begin));
+    ASSERT_TRUE(elsewhere.take_back(here.kept(begin, end)));
+    EXPECT_EQ(elsewhere.begin(), here.begin()) << end;
+    EXPECT_TRUE(std::ranges::equal(elsewhere.q(), here.q())) << end;
+  }
+  KeptQueries gap = here.kept(836, 900);
+  gap.positions.back() += 1;
+  EXPECT_FALSE(elsewhere.take_back(gap));
+  KeptQueries cut = here.kept(836, 900);
+  cut.rows.pop_back();
+  EXPECT_FALSE(elsewhere.take_back(cut));
+  EXPECT_TRUE(std::ranges::equal(elsewhere.q(), here.q()));
 }
 
 /// The file of a selector's index.

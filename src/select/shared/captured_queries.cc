@@ -2,7 +2,10 @@
 #include "select/shared/captured_queries.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <cstring>
+#include <functional>
 
 #include "base/rng.h"
 #include "kernels/kernels.h"
@@ -52,11 +55,45 @@ void CapturedQueries::take_wanted(const SampledQueries& chunk) {
 void CapturedQueries::add(Position position, std::span<const float> q) {
   if (!is_drawn(position, level_)) return;
   if (!std::all_of(q.begin(), q.end(), [](float x) { return std::abs(x) < kMost; })) return;
+  kernels().narrow(q.data(), static_cast<std::int64_t>(row()), DType::bf16, make_room(position));
+  while (tokens() > most_tokens_) thin();
+}
+
+/// For the queries of a token behind all others.
+bf16* CapturedQueries::make_room(Position position) {
   positions_.push_back(position);
   if (tokens() > std::ssize(blocks_) * kBlockTokens)
     blocks_.emplace_back(static_cast<std::size_t>(kBlockTokens) * row());
-  kernels().narrow(q.data(), static_cast<std::int64_t>(row()), DType::bf16, queries_of(tokens() - 1));
-  while (tokens() > most_tokens_) thin();
+  return queries_of(tokens() - 1);
+}
+
+KeptQueries CapturedQueries::kept(Position begin, Position end) const {
+  KeptQueries kept = {.stride = std::int64_t{1} << level_, .positions = {}, .rows = {}};
+  for (std::int64_t i = 0; i < tokens(); ++i) {
+    const Position position = positions_[static_cast<std::size_t>(i)];
+    if (position < begin || position >= end) continue;
+    kept.positions.push_back(position);
+    const auto queries = std::as_bytes(std::span(queries_of(i), row()));
+    kept.rows.insert(kept.rows.end(), queries.begin(), queries.end());
+  }
+  return kept;
+}
+
+bool CapturedQueries::take_back(const KeptQueries& kept) {
+  const std::size_t row_bytes = row() * sizeof(bf16);
+  const std::vector<Position>& more = kept.positions;
+  if (!std::has_single_bit(static_cast<std::uint64_t>(kept.stride))) return false;
+  const int level = std::countr_zero(static_cast<std::uint64_t>(kept.stride));
+  const auto is_off = [&](Position p) { return p < 0 || !is_drawn(p, level); };
+  if (level < level_ || std::ranges::any_of(more, is_off) ||
+      std::ranges::adjacent_find(more, std::ranges::greater_equal()) != more.end() ||
+      kept.rows.size() != more.size() * row_bytes ||
+      (!more.empty() && !positions_.empty() && more.front() <= positions_.back()))
+    return false;
+  while (level_ < level) thin();
+  for (std::size_t i = 0; i < more.size(); ++i)
+    std::memcpy(make_room(more[i]), kept.rows.data() + i * row_bytes, row_bytes);
+  return true;
 }
 
 void CapturedQueries::thin() {

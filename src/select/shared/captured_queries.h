@@ -27,6 +27,10 @@ class CapturedQueries {
   /// The tokens of the next chunk that may be kept, rising.
   std::vector<Position> wanted_of(Position begin, std::int64_t tokens) const;
   void cut(std::int64_t tokens);  ///< forgets positions from `tokens` on
+  /// What is kept of tokens [begin, end), as bf16.
+  KeptQueries kept(Position begin, Position end) const;
+  /// Takes that behind what is kept here, which becomes as coarse; false, and nothing changes, where it does not fit.
+  bool take_back(const KeptQueries& kept);
   void clear();
 
   std::int64_t tokens() const { return std::ssize(positions_); }
@@ -42,6 +46,7 @@ class CapturedQueries {
   static constexpr std::int64_t kBlockTokens = 128;
 
   void add(Position position, std::span<const float> q);
+  bf16* make_room(Position position);
   void thin();
   std::size_t row() const {
     return static_cast<std::size_t>(query_heads_) * static_cast<std::size_t>(head_dim_);

@@ -142,25 +142,27 @@ void QuerySample::roll_back(std::int64_t tokens) {
 KeptQueries QuerySample::kept(Position begin, Position end) const {
   const auto first = std::ranges::lower_bound(positions_, begin),
              last = std::ranges::lower_bound(positions_, end);
-  const auto row = [&](auto at) {
-    return q_.begin() + static_cast<std::ptrdiff_t>(width_) * (at - positions_.begin());
-  };
-  return {.stride = stride_, .positions = {first, last}, .q = {row(first), row(last)}};
+  const auto place = [&](auto at) { return static_cast<std::size_t>(width_ * (at - positions_.begin())); };
+  const auto rows = std::as_bytes(std::span(q_).subspan(place(first), place(last) - place(first)));
+  return {.stride = stride_, .positions = {first, last}, .rows = {rows.begin(), rows.end()}};
 }
 
 bool QuerySample::take_back(const KeptQueries& kept) {
   const std::vector<Position>& more = kept.positions;
-  const std::int64_t width = more.empty() ? width_ : std::ssize(kept.q) / std::ssize(more);
+  const std::int64_t floats = std::ssize(kept.rows) / std::int64_t{sizeof(float)};
+  const std::int64_t width = more.empty() ? width_ : floats / std::ssize(more);
   const auto is_off = [&](Position p) { return p < 0 || p % kept.stride != 0; };
   if (kept.stride < stride_ || kept.stride % stride_ != 0 || std::ranges::any_of(more, is_off) ||
       std::ranges::adjacent_find(more, std::ranges::greater_equal()) != more.end() ||
       (!more.empty() && !positions_.empty() && (more.front() <= positions_.back() || width != width_)) ||
-      std::ssize(kept.q) != std::ssize(more) * width)
+      std::ssize(kept.rows) != std::ssize(more) * width * std::int64_t{sizeof(float)})
     return false;
   width_ = width;
   thin_to(kept.stride);
   positions_.insert(positions_.end(), more.begin(), more.end());
-  q_.insert(q_.end(), kept.q.begin(), kept.q.end());
+  const std::size_t before = q_.size();
+  q_.resize(before + static_cast<std::size_t>(floats));
+  std::ranges::copy(kept.rows, std::as_writable_bytes(std::span(q_).subspan(before)).begin());
   return true;
 }
 

@@ -86,16 +86,18 @@ class ThresholdSelector : public Selector, public EstimatesRest, public BuiltByD
   std::int64_t joint_query_tokens() const final { return options_.stretch; }
   void on_write(const KvWrite& write) final { state_of(write.sequence).sample.take(write); }
   void on_queries(const SampledQueries& chunk) final { state_of(chunk.sequence).sample.take_wanted(chunk); }
-  std::optional<KeptQueries> kept_queries(std::int32_t sequence, Position begin, Position end) const final {
+  std::vector<KeptQueries> kept_queries(std::int32_t sequence, Position begin, Position end) const final {
     const auto found = states_.find(sequence);
-    return found != states_.end() ? found->second.sample.kept(begin, end) : KeptQueries();
+    return {found != states_.end() ? found->second.sample.kept(begin, end) : KeptQueries()};
   }
   std::int64_t kept_query_bytes(std::int64_t tokens) const final {
-    return QuerySample::bytes_for(geometry_, tokens);
+    return QuerySample::bytes_for(geometry_, tokens) +
+           std::min(tokens, QuerySample::kMost) * std::int64_t{sizeof(Position)};
   }
-  bool take_back(std::int32_t sequence, const KeptQueries& kept) final {
-    return state_of(sequence).sample.take_back(kept);
+  bool take_back(std::int32_t sequence, std::span<const KeptQueries> kept) final {
+    return kept.size() == 1 && state_of(sequence).sample.take_back(kept.front());
   }
+  bool learns_from_the_end() const final { return true; }
   void build(std::int32_t sequence, KvLayer kv) final;
   void append(std::int32_t sequence, KvLayer kv, Position far_end) override = 0;
   void roll_back(std::int32_t sequence, std::int64_t tokens) override;

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// A reading that was ended goes on to the same file, whatever its methods have heard of the text.
+#include "engine/prefill_log.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "base/file.h"
+#include "support/lisbon.h"
+#include "support/source_dir.h"
+
+namespace lode {
+namespace {
+
+class EndedReading : public testing::Test {
+ protected:
+  void SetUp() override {
+    for (const auto& path : {whole_, ended_, PrefillLog::beside(ended_)}) std::filesystem::remove(path);
+    ASSERT_GT(size(), 3072);
+  }
+  void TearDown() override { SetUp(); }
+
+  std::int64_t size() const { return std::ssize(tokens_); }
+  std::unique_ptr<Context> context_with(const std::string& spec) const {
+    auto context = std::make_unique<Context>(model_, ContextOptions{.max_tokens = 4096, .chunk = 128});
+    context->attach(parse_spec(spec));
+    return context;
+  }
+  void save(Context& context, const std::filesystem::path& path) const {
+    context.build_indexes();
+    context.save(path, text_);
+  }
+  void read_undisturbed(const std::string& spec) const {
+    const auto context = context_with(spec);
+    context->prefill(tokens_);
+    save(*context, whole_);
+  }
+  /// Goes on to token `end` and is gone, or to the end and saves; returns from where on it read.
+  std::int64_t read_on(const std::string& spec, std::int64_t end) const {
+    const auto context = context_with(spec);
+    PrefillLog log(PrefillLog::beside(ended_), *context);
+    const std::int64_t begin = log.restore(*context, tokens_);
+    const std::int64_t room = log.room(*context, end), before = bytes_of_log();
+    context->prefill(
+        std::span(tokens_).subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin)));
+    log.save(*context);
+    EXPECT_LE(bytes_of_log() - before, room);
+    if (end < size()) return begin;
+    save(*context, ended_);
+    log.remove();
+    return begin;
+  }
+  std::int64_t bytes_of_log() const {
+    std::error_code none;
+    const auto bytes = std::filesystem::file_size(PrefillLog::beside(ended_), none);
+    return none ? 0 : static_cast<std::int64_t>(bytes);
+  }
+
+  const std::string text_ = test::lisbon_text(0, 160), id_ = std::to_string(getpid());
+  const std::filesystem::path folder_ = std::filesystem::temp_directory_path(),
+                              whole_ = folder_ / ("whole-" + id_ + ".lode"),
+                              ended_ = folder_ / ("ended-" + id_ + ".lode");
+  const std::shared_ptr<const Model> model_ = Model::load(source_dir() / "models/pocket");
+  const std::vector<TokenId> tokens_ = model_->tokenizer().encode(text_, Tokenizer::Bos::as_template);
+};
+
+class EndedReadingOf : public EndedReading, public testing::WithParamInterface<const char*> {};
+
+TEST_P(EndedReadingOf, GoesOnToTheSameFile) {
+  read_undisturbed(GetParam());
+  EXPECT_EQ(read_on(GetParam(), 256), 0);
+  EXPECT_EQ(read_on(GetParam(), 2176), 256);
+  EXPECT_EQ(read_on(GetParam(), 2944), 2176);
+  EXPECT_EQ(read_on(GetParam(), 2976), 2944);  // fewer tokens than some methods keep of the end
+  EXPECT_EQ(read_on(GetParam(), size()), 2976);
+  EXPECT_EQ(read_file(ended_), read_file(whole_));
+}
+
+INSTANTIATE_TEST_SUITE_P(Methods, EndedReadingOf,
+                         testing::Values("kmeans", "squeezed:sparsity=0.8", "retrieval:error=0.1,rest=32"));
+
+/// What another method began has none of the queries that these two learn from.
+TEST_F(EndedReading, OfAnotherMethodIsHeardAgainAsFarAsMustBe) {
+  const std::string all = "retrieval:k=50";
+  read_on("kmeans", 3072);
+  EXPECT_EQ(read_on("squeezed:sparsity=0.8", size()), (size() - 2048) / 128 * 128);
+  read_on("kmeans", 3072);
+  EXPECT_EQ(read_on(all, 1024), 0);
+  EXPECT_EQ(read_on(all, size()), 1024) << "the log is its own now";
+  read_undisturbed(all);
+  EXPECT_EQ(read_file(ended_), read_file(whole_));
+}
+
+/// These keep what they hear to themselves.
+TEST_F(EndedReading, OfOtherMethodsThatListenBeginsAnew) {
+  for (const char* spec : {"snapkv", "infllm"}) {
+    EXPECT_EQ(read_on(spec, 1024), 0) << spec;
+    EXPECT_EQ(bytes_of_log(), 0) << spec;
+    EXPECT_EQ(read_on(spec, 1024), 0) << spec;
+  }
+}
+
+}  // namespace
+}  // namespace lode
