@@ -102,8 +102,16 @@ bool read_all(int fd, std::span<std::byte> bytes, std::int64_t offset) {
   return true;
 }
 
-/// The queries that listeners keep of a block, from `at` to `end`; false where they are not whole.
-bool read_kept(int fd, std::int64_t at, std::int64_t end, Hasher& hasher,
+/// Whether positions rise within a block.
+bool lie_within(std::span<const Position> positions, const BlockHeader& block) {
+  for (std::size_t i = 0; i < positions.size(); ++i)
+    if (positions[i] < (i == 0 ? block.begin : std::int64_t{positions[i - 1]} + 1)) return false;
+  return positions.empty() || positions.back() < block.begin + block.tokens;
+}
+
+/// The queries of a block that `kept` has a place for, from `at` to `end`, which are in the file; false where they are not
+/// whole.
+bool read_kept(int fd, std::int64_t at, std::int64_t end, const BlockHeader& block, Hasher& hasher,
                std::map<std::string, std::vector<KeptQueries>>& kept) {
   const auto take = [&](std::span<std::byte> bytes) {
     if (std::ssize(bytes) > end - at || !read_all(fd, bytes, at)) return false;
@@ -114,15 +122,17 @@ bool read_kept(int fd, std::int64_t at, std::int64_t end, Hasher& hasher,
   while (at < end) {
     KeptHeader header;
     if (!take(std::as_writable_bytes(std::span(&header, 1)))) return false;
-    const std::int64_t left = end - at;
-    if (header.stride < 1 || header.positions < 0 || header.bytes < 0 ||
-        header.positions > left / std::int64_t{sizeof(Position)} || header.bytes > left)
+    if (header.stride < 1 || header.positions < 0 || header.bytes < 0 || header.bytes > end - at ||
+        header.positions > (end - at) / std::int64_t{sizeof(Position)})
       return false;
-    KeptQueries& own = kept[{header.key.begin(), header.key.end()}].emplace_back();
-    own.stride = header.stride;
+    KeptQueries own = {.stride = header.stride, .positions = {}, .rows = {}};
     own.positions.resize(static_cast<std::size_t>(header.positions));
     own.rows.resize(static_cast<std::size_t>(header.bytes));
-    if (!take(std::as_writable_bytes(std::span(own.positions))) || !take(own.rows)) return false;
+    if (!take(std::as_writable_bytes(std::span(own.positions))) || !take(own.rows) ||
+        !lie_within(own.positions, block))
+      return false;
+    const auto place = kept.find({header.key.begin(), header.key.end()});
+    if (place != kept.end()) place->second.push_back(std::move(own));
   }
   return true;
 }
@@ -180,9 +190,9 @@ PrefillLog::PrefillLog(const std::filesystem::path& path, const Context& context
     for (std::size_t layer = 0; layer < method.selectors.size(); ++layer) {
       Selector* const selector = method.selectors[layer];
       if (selector == nullptr || !selector->wants_writes()) continue;
-      auto* const listener = dynamic_cast<HearsQueries*>(selector);
-      usable_ = usable_ && listener != nullptr && !listener->kept_queries(kSequence, 0, 0).empty();
-      listeners_.push_back({hash_hex(fmt::format("{} {}", method.spec.str(), layer)), listener});
+      auto* const queries = dynamic_cast<HearsQueries*>(selector);
+      usable_ = usable_ && queries != nullptr && !queries->kept_queries(kSequence, 0, 0).empty();
+      listeners_.push_back({hash_hex(fmt::format("{} {}", method.spec.str(), layer)), selector, queries});
     }
   }
 }
@@ -211,8 +221,10 @@ void PrefillLog::open() {
 bool PrefillLog::restore_block(Context::Impl& c, std::span<const TokenId> tokens) {
   BlockHeader block;
   if (!read_all(fd_, std::as_writable_bytes(std::span(&block, 1)), end_)) return false;
+  struct stat info = {};
   if (block.begin != tokens_ || block.tokens <= 0 || block.tokens > std::ssize(tokens) - tokens_ ||
-      block.bytes < block_bytes(c, block.tokens))
+      block.bytes < block_bytes(c, block.tokens) || ::fstat(fd_, &info) != 0 ||
+      block.bytes > std::int64_t{info.st_size} - end_ - std::int64_t{sizeof block})
     return false;
   std::vector<TokenId> ids(static_cast<std::size_t>(block.tokens));
   const auto id_bytes = std::as_writable_bytes(std::span(ids));
@@ -236,17 +248,15 @@ bool PrefillLog::restore_block(Context::Impl& c, std::span<const TokenId> tokens
   hasher.add(state_bytes);
   at += std::ssize(state_bytes);
   std::map<std::string, std::vector<KeptQueries>> kept;
+  for (const Listener& listener : listeners_) kept[listener.key];
   const std::int64_t end = end_ + std::int64_t{sizeof block} + block.bytes;
-  whole = whole && read_kept(fd_, at, end, hasher, kept);
+  whole = whole && read_kept(fd_, at, end, block, hasher, kept);
   if (!whole || hasher.hex() != std::string_view(block.checksum.data(), block.checksum.size())) return false;
   if (!states.empty()) c.kv.recurrent().restore(tokens_ + block.tokens, states);
   c.kv.commit(block.tokens);
   c.ids.insert(c.ids.end(), ids.begin(), ids.end());
-  for (Listener& listener : listeners_) {
-    const auto own = kept.find(listener.key);
-    listener.knows_all =
-        listener.knows_all && own != kept.end() && listener.selector->take_back(kSequence, own->second);
-  }
+  for (Listener& listener : listeners_)
+    listener.knows_all = listener.knows_all && listener.queries->take_back(kSequence, kept[listener.key]);
   tokens_ += block.tokens;
   end_ = end;
   return true;
@@ -271,6 +281,22 @@ bool PrefillLog::has_whole_block() const {
   return hasher.hex() == std::string_view(block.checksum.data(), block.checksum.size());
 }
 
+/// The most of the restored tokens behind which all listeners hear enough of a text.
+std::int64_t PrefillLog::heard_up_to(Context::Impl& c, std::int64_t before, std::int64_t text) {
+  const auto chunks_before = [&](std::int64_t last) {
+    return std::max<std::int64_t>(0, text - last) / c.options.chunk * c.options.chunk;
+  };
+  std::int64_t end = tokens_;
+  for (const Listener& listener : listeners_) {
+    if (!listener.knows_all) listener.selector->roll_back(kSequence, before);  // a part is worse than nothing
+    if (!listener.knows_all && !listener.queries->learns_from_the_end()) return before;
+    const std::int64_t heard = listener.knows_all ? listener.queries->unkept_end() : kHeard;
+    if (heard > 0) end = std::min(end, chunks_before(heard));
+  }
+  // From a state of recurrent layers on: what lies between would be read again as a question, which nobody hears.
+  return c.kv.recurrent().empty() ? end : c.kv.recurrent().reachable(end);
+}
+
 std::int64_t PrefillLog::restore(Context& context, std::span<const TokenId> tokens) {
   Context::Impl& c = context.impl();
   LODE_ASSERT(c.tokens() == tokens_);
@@ -286,13 +312,13 @@ std::int64_t PrefillLog::restore(Context& context, std::span<const TokenId> toke
   another_ = end_ <= kHeader && has_whole_block();
   if (!known) return 0;
   c.kv.roll_back(tokens_);  // rows of a block that was not whole
-  std::int64_t kept = tokens_;
-  for (const Listener& listener : listeners_) {
-    if (listener.knows_all) continue;
-    const std::int64_t end = (std::ssize(tokens) - kHeard) / c.options.chunk * c.options.chunk;
-    kept = std::min(kept, listener.selector->learns_from_the_end() ? std::max(before, end) : before);
+  const std::int64_t kept = std::max(before, heard_up_to(c, before, std::ssize(tokens)));
+  if (kept == before && kept < tokens_) {  // is begun anew
+    another_ = std::ranges::any_of(listeners_, [](const Listener& listener) {
+      return !listener.knows_all && !listener.queries->learns_from_the_end();
+    });
+    tokens_ = before, end_ = 0;
   }
-  if (kept == before) tokens_ = before, end_ = 0;  // is begun anew
   if (kept < c.tokens()) context.roll_back(kept);
   return kept - before;
 }
@@ -302,9 +328,9 @@ std::int64_t PrefillLog::room(const Context& context, std::int64_t tokens) const
   struct stat info = {};
   const std::int64_t there = fd_ >= 0 && ::fstat(fd_, &info) == 0 ? std::int64_t{info.st_size} : 0;
   std::int64_t block = std::int64_t{sizeof(BlockHeader)} + block_bytes(context.impl(), tokens - tokens_);
+  const std::int64_t chunk = context.impl().options.chunk, blocks = (tokens - tokens_ + chunk - 1) / chunk;
   for (const Listener& listener : listeners_)
-    block += std::ssize(listener.selector->kept_queries(kSequence, 0, 0)) * std::int64_t{sizeof(KeptHeader)} +
-             listener.selector->kept_query_bytes(tokens - tokens_);
+    block += blocks * std::int64_t{sizeof(KeptHeader)} + listener.queries->kept_query_bytes(tokens - tokens_);
   return std::max<std::int64_t>(0, std::max(end_, kHeader) + block - there);
 }
 
@@ -334,8 +360,8 @@ void PrefillLog::save(const Context& context) {
   });
   if (!c.kv.recurrent().empty()) put(std::as_bytes(c.kv.recurrent().at(c.tokens())));
   for (const Listener& listener : listeners_) {
-    for (const KeptQueries& kept : listener.selector->kept_queries(kSequence, static_cast<Position>(tokens_),
-                                                                   static_cast<Position>(c.tokens()))) {
+    for (const KeptQueries& kept : listener.queries->kept_queries(kSequence, static_cast<Position>(tokens_),
+                                                                  static_cast<Position>(c.tokens()))) {
       KeptHeader header = {
           .stride = kept.stride, .positions = std::ssize(kept.positions), .bytes = std::ssize(kept.rows)};
       std::ranges::copy(listener.key, header.key.begin());

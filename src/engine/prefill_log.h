@@ -5,7 +5,7 @@
 //   [block: header, ids, rows of every layer, head and part, states, queries that methods keep of it]...
 //
 // A block is written behind the last one and counts once it is whole: after a crash what follows the last
-// whole block is cut off. Memory: none beyond the keys' own.
+// whole block is cut off. Memory beyond the keys' own: the queries of a block.
 #pragma once
 
 #include <chrono>
@@ -37,15 +37,15 @@ class PrefillLog {
   PrefillLog(const PrefillLog&) = delete;
   PrefillLog& operator=(const PrefillLog&) = delete;
 
-  /// False: a method that is attached keeps what it hears to itself, so that nothing can be gone on from.
+  /// False: a method that is attached cannot hand out what it has heard, so that there is nothing to go on from.
   bool usable() const { return usable_; }
   /// Where a method learns from queries that the log does not hold, since it was not attached then, the text's last tokens
   /// are left to be read, or all (HearsQueries::learns_from_the_end).
   /// Puts what the log holds of `tokens` behind those that the context has since it was made known to it; how
   /// many tokens that is.
   std::int64_t restore(Context& context, std::span<const TokenId> tokens);
-  /// Whether restore() found a reading that this one cannot go on from: of another text, or with another model or
-  /// setting. The next save replaces it.
+  /// Whether restore() found a reading that this one cannot go on from: of another text, with another model or setting, or
+  /// without what a method must hear. The next save replaces it.
   bool holds_another() const { return another_; }
   /// Bytes that the log will still take on its disk until it holds `tokens`.
   std::int64_t room(const Context& context, std::int64_t tokens) const;
@@ -62,10 +62,12 @@ class PrefillLog {
   /// A selector that keeps queries of the prefill.
   struct Listener {
     std::string key;  // method and layer, as 32 digits
-    HearsQueries* selector = nullptr;
-    bool knows_all = true;  ///< of what was restored
+    Selector* selector = nullptr;
+    HearsQueries* queries = nullptr;  ///< the same
+    bool knows_all = true;            ///< of what was restored
   };
   bool has_whole_block() const;
+  std::int64_t heard_up_to(Context::Impl& c, std::int64_t before, std::int64_t text);
 
   std::filesystem::path path_;
   std::string identity_;

@@ -200,13 +200,22 @@ void for_runs(std::span<const Position> positions, const Body& body) {
 
 /// Queries of a context that a selector keeps of what it heard, as a reading that was ended wants them to go on.
 struct KeptQueries {
-  std::int64_t stride = 1;          ///< how coarse they are; what came before becomes as coarse
+  std::int64_t stride = 1;  ///< how coarse they are, a power of two; what came before becomes as coarse
   std::vector<Position> positions;  ///< rising
   std::vector<std::byte> rows;      // [positions] rows of bytes, as the selector has them
+
+  static constexpr std::int64_t kMostStride = std::int64_t{1} << 31;
+  /// Rows of a sample of at most `most`, each written when it comes, though every second one goes whenever there are too
+  /// many.
+  static constexpr std::int64_t rows_in_pieces(std::int64_t tokens, std::int64_t most) {
+    std::int64_t rows = tokens < most ? tokens : most;
+    for (std::int64_t reach = most; reach < tokens; reach *= 2) rows += most / 2 + most / 16;
+    return rows;
+  }
 };
 
-/// A selector whose on_write needs nothing but some of a chunk's queries: a GPU that writes the chunk hands over
-/// these alone.
+/// A selector whose on_write needs nothing but some of a chunk's queries: a GPU that writes the chunk hands over these
+/// alone, and a reading that is ended keeps them.
 class HearsQueries {
  public:
   virtual ~HearsQueries() = default;
@@ -223,10 +232,12 @@ class HearsQueries {
                                                 Position /*end*/) const {
     return {};
   }
-  /// Bytes of it for so many tokens, at most.
+  /// Bytes of it for so many tokens, at most, however often it is written.
   virtual std::int64_t kept_query_bytes(std::int64_t /*tokens*/) const { return 0; }
   /// Takes back what was kept, behind what has been taken back before; false where it does not fit.
   virtual bool take_back(std::int32_t /*sequence*/, std::span<const KeptQueries> /*kept*/) { return false; }
+  /// Tokens of a text's end whose queries are not kept: these are read again.
+  virtual std::int64_t unkept_end() const { return 0; }
   /// Whether queries of the text's end are enough, where nobody has those of its start.
   virtual bool learns_from_the_end() const { return false; }
 };

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 
 #include "base/file.h"
 #include "support/lisbon.h"
@@ -74,7 +75,10 @@ TEST_P(EndedReadingOf, GoesOnToTheSameFile) {
   EXPECT_EQ(read_on(GetParam(), 2176), 256);
   EXPECT_EQ(read_on(GetParam(), 2944), 2176);
   EXPECT_EQ(read_on(GetParam(), 2976), 2944);  // fewer tokens than some methods keep of the end
-  EXPECT_EQ(read_on(GetParam(), size()), 2976);
+  EXPECT_EQ(read_on(GetParam(), size() - 10), 2976);
+  // `retrieval` judges by the text's last queries: these are read again.
+  const bool judges = std::string(GetParam()).starts_with("retrieval");
+  EXPECT_EQ(read_on(GetParam(), size()), judges ? (size() - 64) / 128 * 128 : size() - 10);
   EXPECT_EQ(read_file(ended_), read_file(whole_));
 }
 
@@ -87,13 +91,50 @@ TEST_F(EndedReading, OfAnotherMethodIsHeardAgainAsFarAsMustBe) {
   read_on("kmeans", 3072);
   EXPECT_EQ(read_on("squeezed:sparsity=0.8", size()), (size() - 2048) / 128 * 128);
   read_on("kmeans", 3072);
+  {
+    const auto context = context_with(all);
+    PrefillLog log(PrefillLog::beside(ended_), *context);
+    EXPECT_EQ(log.restore(*context, tokens_), 0);
+    EXPECT_TRUE(log.holds_another()) << "so that hours of reading are not replaced unasked";
+    EXPECT_EQ(context->tokens(), 0);
+  }
   EXPECT_EQ(read_on(all, 1024), 0);
   EXPECT_EQ(read_on(all, size()), 1024) << "the log is its own now";
   read_undisturbed(all);
   EXPECT_EQ(read_file(ended_), read_file(whole_));
 }
 
-/// These keep what they hear to themselves.
+/// However often it is written.
+TEST_P(EndedReadingOf, TakesNoMoreRoomThanItAskedFor) {
+  const auto context = context_with(GetParam());
+  PrefillLog log(PrefillLog::beside(ended_), *context);
+  const std::int64_t room = log.room(*context, size());
+  for (std::int64_t at = 0; at < size(); at += 128) {
+    context->prefill(std::span(tokens_).subspan(
+        static_cast<std::size_t>(at), static_cast<std::size_t>(std::min<std::int64_t>(128, size() - at))));
+    log.save(*context);
+  }
+  EXPECT_LE(bytes_of_log(), room + (size() + 127) / 128 * 64) << "and a block's header";
+}
+
+/// What one bit or length of it says is not believed.
+TEST_P(EndedReadingOf, IsTakenAsFarAsItsLogIsWhole) {
+  read_on(GetParam(), 1024);
+  read_on(GetParam(), 2048);
+  const auto path = PrefillLog::beside(ended_);
+  const std::string whole = read_file(path);
+  for (std::size_t at = 64; at < whole.size(); at += at < 256 ? 1 : whole.size() / 30) {
+    std::string damaged = whole;
+    damaged[at] = static_cast<char>(damaged[at] ^ 0x40);
+    std::ofstream(path, std::ios::binary) << damaged;
+    const auto context = context_with(GetParam());
+    PrefillLog log(path, *context);
+    const std::int64_t taken = log.restore(*context, tokens_);
+    EXPECT_TRUE(taken == 0 || taken == 1024) << at << ": " << taken;
+  }
+}
+
+/// These cannot hand out what they hear.
 TEST_F(EndedReading, OfOtherMethodsThatListenBeginsAnew) {
   for (const char* spec : {"snapkv", "infllm"}) {
     EXPECT_EQ(read_on(spec, 1024), 0) << spec;

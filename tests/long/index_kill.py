@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Kills `lodestone index` at random moments and gives the same command again, until it has ended by itself as often as asked.
+"""Ends `lodestone index` at random moments, by SIGKILL or Ctrl-C, and gives the same command again, until it has ended by itself as often as asked.
 
 usage: index_kill.py PROGRAM [--model models/pocket] [--text demo/document.txt] [--kills 10] [--seed 1] [-a SPEC]...
 
@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import pathlib
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,15 +20,19 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
 
-def read_once(command: list[str], kill_after: float | None) -> bool:
-    """Runs the command; True when it ended by itself, False when it was killed after so many seconds."""
+INTERRUPTED = 130  # exit code
+
+
+def read_once(command: list[str], kill_after: float | None, by: int = signal.SIGKILL) -> bool:
+    """Runs the command; True when it ended by itself, False when it was ended by the signal after so many seconds."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
         _, errors = process.communicate(timeout=kill_after)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        return False
+        process.send_signal(by)
+        _, errors = process.communicate()
+        if process.returncode in (-signal.SIGKILL, INTERRUPTED):
+            return False
     if process.returncode != 0:
         sys.exit(f"{' '.join(command)}: exit code {process.returncode}: {errors.decode(errors='replace')}")
     return True
@@ -60,14 +65,15 @@ def main() -> None:
         print(f"one reading: {usual:.1f} s, {whole.stat().st_size} bytes", flush=True)
         expected = digest(whole)
         whole.unlink()
-        kills = readings = 0
+        kills = readings = went_on = 0
         while kills < flags.kills:
             killed.unlink(missing_ok=True)
             attempts, spent = 0, 0.0
             while True:
                 moment = draw.uniform(0.02, 1.1) * usual if kills < flags.kills else None
                 start = time.monotonic()
-                ended = read_once(command + ["-o", str(killed)], moment)
+                went_on += pathlib.Path(folder, ".killed.lode.partial").exists()
+                ended = read_once(command + ["-o", str(killed)], moment, draw.choice((signal.SIGKILL, signal.SIGINT)))
                 spent += time.monotonic() - start
                 attempts += 1
                 if ended:
@@ -85,7 +91,9 @@ def main() -> None:
             if left:
                 sys.exit(f"reading {readings}: left behind: {', '.join(left)}")
             print(f"reading {readings}: the same file after {attempts} attempts, {spent / usual:.2f} times one reading", flush=True)
-    print(f"{kills} kills, {readings} readings: all ended with the same file")
+    if not went_on:
+        sys.exit("no reading had anything to go on from: take a longer text")
+    print(f"{kills} kills, {readings} readings, {went_on} of whose attempts went on: all ended with the same file")
 
 
 if __name__ == "__main__":

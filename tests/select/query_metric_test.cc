@@ -92,16 +92,26 @@ TEST(QuerySample, IsTakenBackInPieces) {
       ASSERT_TRUE(std::equal(here.token(i).begin(), here.token(i).end(), elsewhere.token(i).begin()));
     EXPECT_EQ(elsewhere.wanted(end, 1000), here.wanted(end, 1000));
   }
-  // Of a chunk that was ended in its midst only some layers have heard, and thinned what was kept before it.
-  QuerySample ended;
-  ended.take(write_of(block, 0, 600, 32));
-  ended.take(write_of(block, 600, 900, 32));
-  QuerySample on;
-  ASSERT_TRUE(on.take_back(ended.kept(0, 600)));
-  on.take(write_of(block, 600, 2400, 32));
-  ASSERT_EQ(on.tokens(), here.tokens());
-  for (std::int64_t i = 0; i < here.tokens(); ++i)
-    ASSERT_TRUE(std::equal(here.token(i).begin(), here.token(i).end(), on.token(i).begin()));
+}
+
+/// Of a chunk that was ended in its midst only some layers have heard, and thinned what was kept before it.
+TEST(QuerySample, IsTheSameBehindAChunkThatWasEnded) {
+  World world({.kv_heads = 1, .group = 2, .d = 16});
+  world.write(3000);
+  const QueryBlock block = world.block(0, 3000);
+  for (const std::int64_t size : {700, 1100, 3000})
+    for (const bool rolled_back : {false, true}) {
+      QuerySample undisturbed, ended, on;
+      undisturbed.take(write_of(block, 0, size, 32));
+      ended.take(write_of(block, 0, 512, 32));
+      ended.take(write_of(block, 512, std::min<std::int64_t>(size - 512, 512), 32));
+      if (rolled_back) ended.roll_back(512);
+      ASSERT_TRUE(on.take_back(ended.kept(0, 512)));
+      on.take(write_of(block, 512, size - 512, 32));
+      ASSERT_EQ(on.tokens(), undisturbed.tokens()) << size << rolled_back;
+      for (std::int64_t i = 0; i < on.tokens(); ++i)
+        ASSERT_TRUE(std::equal(on.token(i).begin(), on.token(i).end(), undisturbed.token(i).begin()));
+    }
 }
 
 TEST(QuerySample, RefusesWhatDoesNotFit) {
@@ -122,6 +132,7 @@ TEST(QuerySample, RefusesWhatDoesNotFit) {
   refuses([](KeptQueries& kept) { kept.positions[0] = -4; });
   refuses([](KeptQueries& kept) { std::swap(kept.positions[3], kept.positions[4]); });
   refuses([](KeptQueries& kept) { kept.stride = 3; });
+  refuses([](KeptQueries& kept) { kept = {.stride = std::int64_t{1} << 62, .positions = {}, .rows = {}}; });
   refuses([](KeptQueries&) {}, whole);  // it is known already
   QuerySample sample;
   EXPECT_TRUE(sample.take_back(fits));

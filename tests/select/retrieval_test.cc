@@ -17,7 +17,6 @@
 #include "lodestone/error.h"
 #include "select/retrieval/memory.h"
 #include "select/shared/captured_queries.h"
-#include "select/shared/observed_queries.h"
 #include "select/shared/shares_index.h"
 #include "support/forged_index.h"
 #include "support/selectors.h"
@@ -449,24 +448,6 @@ TEST(CapturedQueries, RefuseWhatDoesNotFit) {
   refuses([](KeptQueries& kept) { kept.stride = 3; });
   refuses([](KeptQueries& kept) { kept.stride = 1 << 20; });
   refuses([](KeptQueries&) {}, whole);  // they are known already
-}
-
-TEST(ObservedQueries, AreTakenBackInPieces) {
-  const std::vector<float> q = random_queries(900);
-  ObservedQueries here(64), elsewhere(64);
-  for (const auto& [begin, end] : {std::pair<Position, Position>{0, 40}, {40, 70}, {70, 890}, {890, 900}}) {
-    here.take(written(q, begin, end - begin));
-    ASSERT_TRUE(elsewhere.take_back(here.kept(begin, end)));
-    EXPECT_EQ(elsewhere.begin(), here.begin()) << end;
-    EXPECT_TRUE(std::ranges::equal(elsewhere.q(), here.q())) << end;
-  }
-  KeptQueries gap = here.kept(836, 900);
-  gap.positions.back() += 1;
-  EXPECT_FALSE(elsewhere.take_back(gap));
-  KeptQueries cut = here.kept(836, 900);
-  cut.rows.pop_back();
-  EXPECT_FALSE(elsewhere.take_back(cut));
-  EXPECT_TRUE(std::ranges::equal(elsewhere.q(), here.q()));
 }
 
 /// The file of a selector's index.

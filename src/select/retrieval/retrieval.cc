@@ -195,18 +195,15 @@ class Retrieval final : public Selector,
   }
   std::vector<KeptQueries> kept_queries(std::int32_t sequence, Position begin, Position end) const override {
     const auto found = indexed_.find(sequence);
-    if (found == indexed_.end()) return {KeptQueries(), KeptQueries()};
-    return {found->second.captured.kept(begin, end), found->second.observed.kept(begin, end)};
+    return {found != indexed_.end() ? found->second.captured.kept(begin, end) : KeptQueries()};
   }
   std::int64_t kept_query_bytes(std::int64_t tokens) const override {
-    const std::int64_t floats = std::int64_t{geometry_.query_heads} * geometry_.head_dim;
-    const auto observed = static_cast<std::int64_t>(sizeof(Position)) + floats * std::int64_t{sizeof(float)};
-    return capture_for(options_, geometry_).bytes_for(tokens) + std::min(tokens, kJudgingTokens) * observed;
+    return capture_for(options_, geometry_).bytes_in_pieces(tokens);
   }
   bool take_back(std::int32_t sequence, std::span<const KeptQueries> kept) override {
-    Indexed& indexed = of(sequence);
-    return kept.size() == 2 && indexed.captured.take_back(kept[0]) && indexed.observed.take_back(kept[1]);
+    return kept.size() == 1 && of(sequence).captured.take_back(kept[0]);
   }
+  std::int64_t unkept_end() const override { return kJudgingTokens; }
 
   void build(std::int32_t sequence, KvLayer kv) override;
   bool take_index(std::int32_t sequence, const Selector& other, KvLayer kv) override;

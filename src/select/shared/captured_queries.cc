@@ -82,7 +82,8 @@ KeptQueries CapturedQueries::kept(Position begin, Position end) const {
 bool CapturedQueries::take_back(const KeptQueries& kept) {
   const std::size_t row_bytes = row() * sizeof(bf16);
   const std::vector<Position>& more = kept.positions;
-  if (!std::has_single_bit(static_cast<std::uint64_t>(kept.stride))) return false;
+  if (!std::has_single_bit(static_cast<std::uint64_t>(kept.stride)) || kept.stride > KeptQueries::kMostStride)
+    return false;
   const int level = std::countr_zero(static_cast<std::uint64_t>(kept.stride));
   const auto is_off = [&](Position p) { return p < 0 || !is_drawn(p, level); };
   if (level < level_ || std::ranges::any_of(more, is_off) ||
@@ -90,6 +91,7 @@ bool CapturedQueries::take_back(const KeptQueries& kept) {
       kept.rows.size() != more.size() * row_bytes ||
       (!more.empty() && !positions_.empty() && more.front() <= positions_.back()))
     return false;
+  if (tokens() + std::ssize(more) > 2 * most_tokens_) return false;
   while (level_ < level) thin();
   for (std::size_t i = 0; i < more.size(); ++i)
     std::memcpy(make_room(more[i]), kept.rows.data() + i * row_bytes, row_bytes);
@@ -133,6 +135,11 @@ std::int64_t CapturedQueries::bytes() const {
   return static_cast<std::int64_t>(positions_.capacity() * sizeof(Position) +
                                    blocks_.size() * static_cast<std::size_t>(kBlockTokens) * row() *
                                        sizeof(bf16));
+}
+
+std::int64_t CapturedQueries::bytes_in_pieces(std::int64_t tokens) const {
+  return KeptQueries::rows_in_pieces(tokens, most_tokens_) *
+         static_cast<std::int64_t>(row() * sizeof(bf16) + sizeof(Position));
 }
 
 std::int64_t CapturedQueries::bytes_for(std::int64_t tokens) const {

@@ -37,7 +37,8 @@ class CapturedQueries {
   std::span<const Position> positions() const { return positions_; }  ///< rising
   /// Queries of heads [first, first + heads), [tokens * heads, d]; of at most `most` tokens, at even steps.
   std::vector<float> of_heads(int first, int heads, std::int64_t most = kAll) const;
-  std::int64_t bytes() const;  ///< memory held
+  std::int64_t bytes() const;                               ///< memory held
+  std::int64_t bytes_in_pieces(std::int64_t tokens) const;  ///< of all that kept() ever gives of a text
   /// At most so many bytes are ever held of a text of so many tokens.
   std::int64_t bytes_for(std::int64_t tokens) const;
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 namespace lode {
 
@@ -43,35 +42,6 @@ void ObservedQueries::take_last(Position begin, std::int64_t tokens, std::span<c
 void ObservedQueries::roll_back(std::int64_t tokens) {
   const std::int64_t kept = std::clamp<std::int64_t>(tokens - begin_, 0, this->tokens());
   q_.resize(static_cast<std::size_t>(kept * width_));
-}
-
-KeptQueries ObservedQueries::kept(Position begin, Position end) const {
-  KeptQueries kept;
-  for (std::int64_t t = 0; t < tokens(); ++t) {
-    const auto position = static_cast<Position>(begin_ + t);
-    if (position < begin || position >= end) continue;
-    kept.positions.push_back(position);
-    const auto queries = std::as_bytes(
-        std::span(q_).subspan(static_cast<std::size_t>(t * width_), static_cast<std::size_t>(width_)));
-    kept.rows.insert(kept.rows.end(), queries.begin(), queries.end());
-  }
-  return kept;
-}
-
-bool ObservedQueries::take_back(const KeptQueries& kept) {
-  const std::vector<Position>& more = kept.positions;
-  if (more.empty()) return kept.rows.empty();
-  const std::int64_t count = std::ssize(more),
-                     width = std::ssize(kept.rows) / std::int64_t{sizeof(float)} / count;
-  if (more.front() < 0 || more.back() - more.front() != count - 1 || count > most_ ||
-      std::ssize(kept.rows) != count * width * std::int64_t{sizeof(float)} ||
-      (width_ != 0 && width != width_))
-    return false;
-  width_ = width;
-  std::vector<float> queries(static_cast<std::size_t>(count * width));
-  std::memcpy(queries.data(), kept.rows.data(), kept.rows.size());
-  take_last(more.front(), count, queries);
-  return true;
 }
 
 std::vector<float> ObservedQueries::of_heads(int first, int heads, int head_dim) const {

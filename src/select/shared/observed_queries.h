@@ -22,10 +22,6 @@ class ObservedQueries {
   /// The tokens of a chunk that are kept, rising: its last ones.
   std::vector<Position> wanted_of(Position begin, std::int64_t tokens) const;
   void roll_back(std::int64_t tokens);
-  /// What is kept of tokens [begin, end).
-  KeptQueries kept(Position begin, Position end) const;
-  /// Takes that behind what is kept here, as far as it follows; false, and nothing changes, where it does not fit.
-  bool take_back(const KeptQueries& kept);
 
   Position begin() const { return begin_; }
   std::int64_t tokens() const { return width_ == 0 ? 0 : std::ssize(q_) / width_; }

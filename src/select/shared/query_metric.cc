@@ -118,7 +118,7 @@ void QuerySample::add(Position position, std::span<const float> q) {
 }
 
 void QuerySample::thin_to(std::int64_t stride) {
-  stride_ = stride;
+  stride_ = coarsest_ = stride;
   std::int64_t kept = 0;
   for (std::int64_t i = 0; i < tokens(); ++i) {
     if (positions_[static_cast<std::size_t>(i)] % stride_ != 0) continue;
@@ -134,7 +134,7 @@ void QuerySample::roll_back(std::int64_t tokens) {
   while (!positions_.empty() && positions_.back() >= tokens) positions_.pop_back();
   if (positions_.size() == before) return;  // nothing was cut, and the stride is that of the whole text
   q_.resize(positions_.size() * static_cast<std::size_t>(width_));
-  if (positions_.empty()) stride_ = 1;
+  if (positions_.empty()) stride_ = coarsest_ = 1;
   // As fine as what is left allows: what comes next is sampled as it would be behind a text of that length.
   while (stride_ > 1 && (tokens - begin() + stride_ / 2 - 1) / (stride_ / 2) <= kMost) stride_ /= 2;
 }
@@ -144,7 +144,8 @@ KeptQueries QuerySample::kept(Position begin, Position end) const {
              last = std::ranges::lower_bound(positions_, end);
   const auto place = [&](auto at) { return static_cast<std::size_t>(width_ * (at - positions_.begin())); };
   const auto rows = std::as_bytes(std::span(q_).subspan(place(first), place(last) - place(first)));
-  return {.stride = stride_, .positions = {first, last}, .rows = {rows.begin(), rows.end()}};
+  return {
+      .stride = std::max(stride_, coarsest_), .positions = {first, last}, .rows = {rows.begin(), rows.end()}};
 }
 
 bool QuerySample::take_back(const KeptQueries& kept) {
@@ -152,7 +153,8 @@ bool QuerySample::take_back(const KeptQueries& kept) {
   const std::int64_t floats = std::ssize(kept.rows) / std::int64_t{sizeof(float)};
   const std::int64_t width = more.empty() ? width_ : floats / std::ssize(more);
   const auto is_off = [&](Position p) { return p < 0 || p % kept.stride != 0; };
-  if (kept.stride < stride_ || kept.stride % stride_ != 0 || std::ranges::any_of(more, is_off) ||
+  if (kept.stride < stride_ || kept.stride > KeptQueries::kMostStride || kept.stride % stride_ != 0 ||
+      std::ranges::any_of(more, is_off) || tokens() + std::ssize(more) > 2 * kMost ||
       std::ranges::adjacent_find(more, std::ranges::greater_equal()) != more.end() ||
       (!more.empty() && !positions_.empty() && (more.front() <= positions_.back() || width != width_)) ||
       std::ssize(kept.rows) != std::ssize(more) * width * std::int64_t{sizeof(float)})

@@ -91,11 +91,12 @@ class ThresholdSelector : public Selector, public EstimatesRest, public BuiltByD
     return {found != states_.end() ? found->second.sample.kept(begin, end) : KeptQueries()};
   }
   std::int64_t kept_query_bytes(std::int64_t tokens) const final {
-    return QuerySample::bytes_for(geometry_, tokens) +
-           std::min(tokens, QuerySample::kMost) * std::int64_t{sizeof(Position)};
+    return KeptQueries::rows_in_pieces(tokens, QuerySample::kMost) *
+           (query_bytes() + std::int64_t{sizeof(Position)});
   }
   bool take_back(std::int32_t sequence, std::span<const KeptQueries> kept) final {
-    return kept.size() == 1 && state_of(sequence).sample.take_back(kept.front());
+    return kept.size() == 1 && std::ssize(kept[0].rows) == std::ssize(kept[0].positions) * query_bytes() &&
+           state_of(sequence).sample.take_back(kept[0]);
   }
   bool learns_from_the_end() const final { return true; }
   void build(std::int32_t sequence, KvLayer kv) final;
@@ -163,6 +164,9 @@ class ThresholdSelector : public Selector, public EstimatesRest, public BuiltByD
   /// Mean value of a node, [d]; only methods with a tail have them.
   virtual void mean_value(const ChoiceUnit&, int, std::int32_t, std::int32_t, float*) const {}
 
+  std::int64_t query_bytes() const {  ///< of a token
+    return std::int64_t{geometry_.query_heads} * geometry_.head_dim * std::int64_t{sizeof(float)};
+  }
   int workers() const;
   void for_each(std::int64_t items, const std::function<void(std::int64_t, int)>& body) const;
 
