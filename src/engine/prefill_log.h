@@ -39,10 +39,10 @@ class PrefillLog {
 
   /// False: a method that is attached cannot hand out what it has heard, so that there is nothing to go on from.
   bool usable() const { return usable_; }
-  /// Where a method learns from queries that the log does not hold, since it was not attached then, the text's last tokens
-  /// are left to be read, or all (HearsQueries::learns_from_the_end).
-  /// Puts what the log holds of `tokens` behind those that the context has since it was made known to it; how
-  /// many tokens that is.
+  /// Puts what the log holds of `tokens` behind those that the context has since it was made known to it, queries that
+  /// methods have heard too; how many tokens that is. The text's last tokens are left to be read where a method must hear
+  /// them (HearsQueries::unkept_end), or where it has heard nothing of what the log holds, since it was not attached then;
+  /// all are, where such a method must hear everything.
   std::int64_t restore(Context& context, std::span<const TokenId> tokens);
   /// Whether restore() found a reading that this one cannot go on from: of another text, with another model or setting, or
   /// without what a method must hear. The next save replaces it.
@@ -57,8 +57,6 @@ class PrefillLog {
   void remove();
 
  private:
-  void open();  ///< InputError where another process has it
-  bool restore_block(Context::Impl& c, std::span<const TokenId> tokens);
   /// A selector that keeps queries of the prefill.
   struct Listener {
     std::string key;  // method and layer, as 32 digits
@@ -66,6 +64,9 @@ class PrefillLog {
     HearsQueries* queries = nullptr;  ///< the same
     bool knows_all = true;            ///< of what was restored
   };
+
+  void open();  ///< InputError where another process has it
+  bool restore_block(Context::Impl& c, std::span<const TokenId> tokens);
   bool has_whole_block() const;
   std::int64_t heard_up_to(Context::Impl& c, std::int64_t before, std::int64_t text);
 
