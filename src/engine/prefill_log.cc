@@ -320,6 +320,10 @@ std::int64_t PrefillLog::restore(Context& context, std::span<const TokenId> toke
     tokens_ = before, end_ = 0;
   }
   if (kept < c.tokens()) context.roll_back(kept);
+  for (const Listener& listener :
+       listeners_)  // as coarse as they were before they were cut: the text goes on as it did
+    if (listener.knows_all)
+      listener.queries->take_back(kSequence, listener.queries->kept_queries(kSequence, 0, 0));
   return kept - before;
 }
 
