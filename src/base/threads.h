@@ -49,8 +49,8 @@ class ThreadPool {
     const void* before_;
   };
   /// While one lives, the loops of Background threads stand still. They get the pool for twice its life before the
-  /// next Urgent begins, so that neither side waits for long; for twice the usual life of one that lived longer, so that
-  /// a slow step does not delay the next one, too.
+  /// next Urgent begins, so that neither side waits for long, or for twice the usual life where that is less: a slow step
+  /// does not delay the next one, too.
   class Urgent {
    public:
     explicit Urgent(const ThreadPool& pool);

@@ -281,7 +281,8 @@ bool PrefillLog::has_whole_block() const {
   return hasher.hex() == std::string_view(block.checksum.data(), block.checksum.size());
 }
 
-/// The most of the restored tokens behind which all listeners hear enough of a text.
+/// How many of the restored tokens can stay, so that every listener still hears what it needs of a text of so many tokens.
+/// Listeners that lack queries of what was restored forget the rest of it.
 std::int64_t PrefillLog::heard_up_to(Context::Impl& c, std::int64_t before, std::int64_t text) {
   const auto chunks_before = [&](std::int64_t last) {
     return std::max<std::int64_t>(0, text - last) / c.options.chunk * c.options.chunk;

@@ -206,7 +206,7 @@ struct KeptQueries {
 
   static constexpr std::int64_t kMostStride = std::int64_t{1} << 31;
   /// Rows of a sample of at most `most`, each written when it comes, though every second one goes whenever there are too
-  /// many.
+  /// many; a sixteenth more, since samples drawn by a hash lose not quite half.
   static constexpr std::int64_t rows_in_pieces(std::int64_t tokens, std::int64_t most) {
     std::int64_t rows = tokens < most ? tokens : most;
     for (std::int64_t reach = most; reach < tokens; reach *= 2) rows += most / 2 + most / 16;

@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 
 #include "base/file.h"
 #include "support/lisbon.h"
@@ -18,15 +19,18 @@ namespace {
 class EndedReading : public testing::Test {
  protected:
   void SetUp() override {
-    for (const auto& path : {whole_, ended_, PrefillLog::beside(ended_)}) std::filesystem::remove(path);
+    TearDown();
     ASSERT_GT(size(), 3072);
   }
-  void TearDown() override { SetUp(); }
+  void TearDown() override {
+    for (const auto& path : {whole_, ended_, PrefillLog::beside(ended_)}) std::filesystem::remove(path);
+  }
 
   std::int64_t size() const { return std::ssize(tokens_); }
   std::unique_ptr<Context> context_with(const std::string& spec) const {
     auto context = std::make_unique<Context>(model_, ContextOptions{.max_tokens = 4096, .chunk = 128});
-    context->attach(parse_spec(spec));
+    std::istringstream specs(spec);
+    for (std::string one; specs >> one;) context->attach(parse_spec(one));
     return context;
   }
   void save(Context& context, const std::filesystem::path& path) const {
@@ -64,7 +68,7 @@ class EndedReading : public testing::Test {
                               whole_ = folder_ / ("whole-" + id_ + ".lode"),
                               ended_ = folder_ / ("ended-" + id_ + ".lode");
   const std::shared_ptr<const Model> model_ = Model::load(source_dir() / "models/pocket");
-  const std::vector<TokenId> tokens_ = model_->tokenizer().encode(text_, Tokenizer::Bos::as_template);
+  std::vector<TokenId> tokens_ = model_->tokenizer().encode(text_, Tokenizer::Bos::as_template);
 };
 
 class EndedReadingOf : public EndedReading, public testing::WithParamInterface<const char*> {};
@@ -84,6 +88,16 @@ TEST_P(EndedReadingOf, GoesOnToTheSameFile) {
 
 INSTANTIATE_TEST_SUITE_P(Methods, EndedReadingOf,
                          testing::Values("kmeans", "squeezed:sparsity=0.8", "retrieval:error=0.1,rest=32"));
+
+/// `retrieval` hears the text's end again, from a place on where the sample of `squeezed` was thinned a moment before.
+TEST_F(EndedReading, OfSeveralMethodsGoesOnToTheSameFile) {
+  const std::string specs = "squeezed:sparsity=0.8 retrieval:k=50";
+  tokens_.resize(2150);
+  read_undisturbed(specs);
+  EXPECT_EQ(read_on(specs, 2100), 0);
+  EXPECT_EQ(read_on(specs, size()), 2048);
+  EXPECT_EQ(read_file(ended_), read_file(whole_));
+}
 
 /// What another method began has none of the queries that these two learn from.
 TEST_F(EndedReading, OfAnotherMethodIsHeardAgainAsFarAsMustBe) {

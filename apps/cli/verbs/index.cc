@@ -398,11 +398,11 @@ std::string chosen(const Attachments& attachments, const Context& context) {
 
 void expect_own_log(const PrefillLog& log, const std::filesystem::path& place) {
   if (!log.holds_another()) return;
-  throw InputError(
-      fmt::format("{}: expected an interrupted reading of this text, found one of another text, model or "
-                  "setting, or without what a method learns from: the command that began it goes on with it, "
-                  "--force replaces it, another -o keeps it",
-                  place.string()));
+  throw InputError(fmt::format(
+      "{}: expected an interrupted reading of this text, found one of another text, model or "
+      "setting, or without the queries that a method learns from: the command that began it goes on with it, "
+      "--force replaces it, another -o keeps it",
+      place.string()));
 }
 
 /// The file and, until it is whole, what an interrupted reading would go on from: hours later would be too late to ask.

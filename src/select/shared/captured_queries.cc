@@ -88,10 +88,9 @@ bool CapturedQueries::take_back(const KeptQueries& kept) {
   const auto is_off = [&](Position p) { return p < 0 || !is_drawn(p, level); };
   if (level < level_ || std::ranges::any_of(more, is_off) ||
       std::ranges::adjacent_find(more, std::ranges::greater_equal()) != more.end() ||
-      kept.rows.size() != more.size() * row_bytes ||
+      kept.rows.size() != more.size() * row_bytes || tokens() + std::ssize(more) > 2 * most_tokens_ ||
       (!more.empty() && !positions_.empty() && more.front() <= positions_.back()))
     return false;
-  if (tokens() + std::ssize(more) > 2 * most_tokens_) return false;
   while (level_ < level) thin();
   for (std::size_t i = 0; i < more.size(); ++i)
     std::memcpy(make_room(more[i]), kept.rows.data() + i * row_bytes, row_bytes);

@@ -44,9 +44,10 @@ class QuerySample {
   void thin_to(std::int64_t stride);
 
   std::int64_t stride_ = 1, width_ = 0;  // width: Hq * d
-  std::int64_t coarsest_ = 1;            // of those that are kept; where a text was cut, more than the stride
-  std::vector<Position> positions_;      // rising
-  std::vector<float> q_;                 // [tokens, Hq, d] before RoPE
+  std::int64_t coarsest_ =
+      1;  // the stride at which what is kept was last thinned: a cut lowers stride_ alone
+  std::vector<Position> positions_;  // rising
+  std::vector<float> q_;             // [tokens, Hq, d] before RoPE
 };
 
 /// The sample's queries `which`, as if their tokens stood on positions from `position` on, where questions

@@ -164,9 +164,7 @@ class ThresholdSelector : public Selector, public EstimatesRest, public BuiltByD
   /// Mean value of a node, [d]; only methods with a tail have them.
   virtual void mean_value(const ChoiceUnit&, int, std::int32_t, std::int32_t, float*) const {}
 
-  std::int64_t query_bytes() const {  ///< of a token
-    return std::int64_t{geometry_.query_heads} * geometry_.head_dim * std::int64_t{sizeof(float)};
-  }
+  std::int64_t query_bytes() const { return QuerySample::bytes_for(geometry_, 1); }  ///< of a token
   int workers() const;
   void for_each(std::int64_t items, const std::function<void(std::int64_t, int)>& body) const;
 
